@@ -1,0 +1,135 @@
+"""Training health for PyTorch: names the layer that broke and leaves a record to trust.
+
+Public names resolve on first use, so that importing the package does not import torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from ormas_core.alarms import AlarmEngine as AlarmEngine
+    from ormas_core.alarms import Rule as Rule
+    from ormas_core.config import MonitorConfig as MonitorConfig
+    from ormas_core.errors import ConfigError as ConfigError
+    from ormas_core.errors import LayerPatternError as LayerPatternError
+    from ormas_core.errors import MissingExtraError as MissingExtraError
+    from ormas_core.errors import OrmasError as OrmasError
+    from ormas_core.errors import RecordExistsError as RecordExistsError
+    from ormas_core.errors import RecordFormatError as RecordFormatError
+    from ormas_core.errors import UnknownOptionError as UnknownOptionError
+    from ormas_core.errors import missing_extra as missing_extra
+    from ormas_core.events import Alarm as Alarm
+    from ormas_core.events import AlarmCleared as AlarmCleared
+    from ormas_core.events import Anchor as Anchor
+    from ormas_core.events import ChannelSummary as ChannelSummary
+    from ormas_core.events import Diagnosis as Diagnosis
+    from ormas_core.events import Event as Event
+    from ormas_core.events import LossRecovered as LossRecovered
+    from ormas_core.events import LossReduced as LossReduced
+    from ormas_core.events import LossSpike as LossSpike
+    from ormas_core.events import Manifest as Manifest
+    from ormas_core.events import Measurement as Measurement
+    from ormas_core.events import Mechanism as Mechanism
+    from ormas_core.events import MechanismState as MechanismState
+    from ormas_core.events import MonitorError as MonitorError
+    from ormas_core.events import NoGradients as NoGradients
+    from ormas_core.events import NonfiniteCount as NonfiniteCount
+    from ormas_core.events import NonfiniteGradient as NonfiniteGradient
+    from ormas_core.events import NonfiniteLoss as NonfiniteLoss
+    from ormas_core.events import NotLearning as NotLearning
+    from ormas_core.events import OutputGradient as OutputGradient
+    from ormas_core.events import RunEnd as RunEnd
+    from ormas_core.events import RunStart as RunStart
+    from ormas_core.events import Severity as Severity
+    from ormas_core.events import SinkError as SinkError
+    from ormas_core.events import SkippedStep as SkippedStep
+    from ormas_core.events import Stage as Stage
+    from ormas_core.events import Status as Status
+    from ormas_core.facts import TROUBLE as TROUBLE
+    from ormas_core.facts import FactsFold as FactsFold
+    from ormas_core.facts import RunFacts as RunFacts
+    from ormas_core.facts import Trouble as Trouble
+    from ormas_core.facts import run_facts as run_facts
+    from ormas_core.host import Host as Host
+    from ormas_core.messages import describe as describe
+    from ormas_core.monitor import Monitor as Monitor
+    from ormas_core.options import MonitorOptions as MonitorOptions
+    from ormas_core.options import check_options as check_options
+    from ormas_core.record import RecordWriter as RecordWriter
+    from ormas_core.record import Verification as Verification
+    from ormas_core.record import read_metrics as read_metrics
+    from ormas_core.record import read_record as read_record
+    from ormas_core.record import verify_record as verify_record
+    from ormas_core.report import summary as summary
+    from ormas_core.sinks import LoggingSink as LoggingSink
+    from ormas_core.sinks import MemorySink as MemorySink
+    from ormas_core.sinks import Sink as Sink
+    from ormas_core.version import VERSION as __version__  # noqa: N811 - the conventional name
+
+_HOMES: Final = {
+    "alarms": ("AlarmEngine", "Rule"),
+    "config": ("MonitorConfig",),
+    "errors": (
+        "ConfigError",
+        "LayerPatternError",
+        "MissingExtraError",
+        "OrmasError",
+        "RecordExistsError",
+        "RecordFormatError",
+        "UnknownOptionError",
+        "missing_extra",
+    ),
+    "events": (
+        "Alarm",
+        "AlarmCleared",
+        "Anchor",
+        "ChannelSummary",
+        "Diagnosis",
+        "Event",
+        "LossRecovered",
+        "LossReduced",
+        "LossSpike",
+        "Manifest",
+        "Measurement",
+        "Mechanism",
+        "MechanismState",
+        "MonitorError",
+        "NoGradients",
+        "NonfiniteCount",
+        "NonfiniteGradient",
+        "NonfiniteLoss",
+        "NotLearning",
+        "OutputGradient",
+        "RunEnd",
+        "RunStart",
+        "Severity",
+        "SinkError",
+        "SkippedStep",
+        "Stage",
+        "Status",
+    ),
+    "facts": ("TROUBLE", "FactsFold", "RunFacts", "Trouble", "run_facts"),
+    "host": ("Host",),
+    "messages": ("describe",),
+    "monitor": ("Monitor",),
+    "options": ("MonitorOptions", "check_options"),
+    "record": ("RecordWriter", "Verification", "read_metrics", "read_record", "verify_record"),
+    "report": ("summary",),
+    "sinks": ("LoggingSink", "MemorySink", "Sink"),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [*_HOME_OF, "__version__"]  # noqa: PLE0604 - one table serves lookup and export
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("ormas_core.version").VERSION
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'ormas_core' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"ormas_core.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,44 @@
+"""The alarm engine: pure rules over measurements, one file per family."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from ormas_core.alarms.baseline import Baseline
+from ormas_core.alarms.coverage import CoverageRule
+from ormas_core.alarms.gradient import GradientRule
+from ormas_core.alarms.loss import LossRule
+from ormas_core.alarms.nonfinite import NonfiniteRule
+from ormas_core.alarms.rule import Rule, State
+from ormas_core.config import MonitorConfig
+from ormas_core.events import Event, Measurement
+
+RULES: Final[Mapping[str, Callable[[MonitorConfig], Rule]]] = {
+    "coverage": CoverageRule,
+    "nonfinite": NonfiniteRule,
+    "gradient": GradientRule,
+    "loss": LossRule,
+}
+"""Every rule, in the order in which their events of one check are written."""
+
+
+class AlarmEngine:
+    """All rules of a run as one."""
+
+    def __init__(self, config: MonitorConfig) -> None:
+        self._rules = {name: make(config) for name, make in RULES.items()}
+
+    def update(self, measurement: Measurement) -> list[Event]:
+        """Return what all rules say about one measurement."""
+        return [event for rule in self._rules.values() for event in rule.update(measurement)]
+
+    def state_dict(self) -> State:
+        """Return the state of every rule."""
+        return {name: rule.state_dict() for name, rule in self._rules.items()}
+
+    def load_state_dict(self, state: State) -> None:
+        """Continue from a state that `state_dict` returned."""
+        for name, rule in self._rules.items():
+            rule.load_state_dict(state[name])
+
+
+__all__ = ["RULES", "AlarmEngine", "Baseline", "Rule", "State"]

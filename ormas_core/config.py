@@ -1,0 +1,120 @@
+"""Every threshold of the monitor, in one frozen value that is stored whole in the record."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ormas_core.errors import ConfigError, UnknownOptionError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """Settings of one run.
+
+    Thresholds are design choices, not tuned optima: see `docs/concepts/alarms.md` for what each
+    one trades.
+
+    Attributes:
+        layers: fnmatch patterns of module names to watch; None watches every module that owns
+            parameters.
+        check_every: optimizer steps between two checks.
+        warmup: checks that make a layer's (and the loss's) baseline before it can alarm.
+        sigma: standard deviations off the baseline that an alarm needs at least.
+        baseline_memory: checks over which the running mean and variance forget.
+        alarm_min_decades: factors of ten off the baseline that an alarm needs at least.
+        alarm_confirmations: consecutive checks that must agree.
+        alarm_decades_at_once: factors of ten from which a single check is enough.
+        loss_spike_ratio: factor over a positive loss baseline that a loss spike needs at least.
+        skipped_steps_limit: consecutive updates skipped by a loss scaler from which the run is
+            said not to learn. A scaler that starts at 65,536 skips at most 16 on its way to 1.
+        anchor_every: checks between two anchors (record heads sent to the sinks).
+        patience: checks after which a channel observation is reported. Recorded; it takes effect
+            with channel health, which this version does not have.
+    """
+
+    layers: tuple[str, ...] | None = None
+    check_every: int = 50
+    warmup: int = 8
+    sigma: float = 2.5
+    baseline_memory: int = 64
+    alarm_min_decades: float = 1.0
+    alarm_confirmations: int = 2
+    alarm_decades_at_once: float = 4.0
+    loss_spike_ratio: float = 1.5
+    skipped_steps_limit: int = 25
+    anchor_every: int = 20
+    patience: int = 4
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", _patterns(self.layers))
+        for name, least_int in _INTEGERS.items():
+            _require_int(name, getattr(self, name), least_int)
+        for name, least in _NUMBERS.items():
+            object.__setattr__(self, name, _require_number(name, getattr(self, name), least))
+
+    def replace(self, changes: Mapping[str, Any]) -> "MonitorConfig":
+        """Return a copy with `changes` applied.
+
+        Raises:
+            UnknownOptionError: a name is no field of the config.
+            ConfigError: a value is out of range.
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise UnknownOptionError(
+                    name, f"Unknown option {name!r}. The options are: {', '.join(known)}."
+                )
+        return dataclasses.replace(self, **changes)
+
+
+_INTEGERS: Final[Mapping[str, int]] = {
+    "check_every": 1,
+    "warmup": 2,
+    "baseline_memory": 2,
+    "alarm_confirmations": 1,
+    "skipped_steps_limit": 1,
+    "anchor_every": 1,
+    "patience": 1,
+}
+_NUMBERS: Final[Mapping[str, float]] = {
+    "sigma": 0.0,
+    "alarm_min_decades": 0.0,
+    "alarm_decades_at_once": 0.0,
+    "loss_spike_ratio": 1.0,
+}
+
+
+def _require_int(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(name, f"{name} must be a whole number of at least {least}; got {value!r}")
+
+
+def _require_number(name: str, value: object, least: float) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or value < least
+    ):
+        raise ConfigError(name, f"{name} must be a finite number >= {least}; got {value!r}")
+    return float(value)
+
+
+def _patterns(layers: object) -> tuple[str, ...] | None:
+    if layers is None:
+        return None
+    patterns = (layers,) if isinstance(layers, str) else layers
+    if (
+        not isinstance(patterns, Sequence)
+        or not patterns
+        or not all(isinstance(pattern, str) and pattern for pattern in patterns)
+    ):
+        raise ConfigError(
+            "layers",
+            "layers must be an fnmatch pattern or a non-empty list of them, such as "
+            f"'encoder.layer.*' or ['features.*', 'head']; got {layers!r}",
+        )
+    return tuple(patterns)

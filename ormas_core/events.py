@@ -1,0 +1,464 @@
+"""The vocabulary: everything the monitor can say, as frozen values.
+
+Where each is said, in a training loop::
+
+    monitor = Monitor(model, optimizer)      # RunStart, Manifest
+    for batch in data:
+        loss = model(batch)
+        loss.backward()
+        monitor.step(loss)                   # every `check_every` steps: a Measurement, and
+                                             #   NoGradients, LossReduced, NonfiniteLoss,
+                                             #   NonfiniteGradient, SkippedStep, NotLearning,
+                                             #   Alarm, AlarmCleared, LossSpike, LossRecovered;
+                                             #   now and then an Anchor; at any time a
+                                             #   SinkError or a MonitorError
+        optimizer.step()
+    monitor.close()                          # RunEnd, Anchor
+
+`step` means one thing everywhere: optimizer updates completed before this one (first check: 0).
+`seq`, `prev` and `hash` of a record line belong to the line, not to the event.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from ormas_core.config import MonitorConfig
+
+
+class Severity(StrEnum):
+    """How much an event asks of its reader."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class Diagnosis(StrEnum):
+    """What is wrong with a layer's gradient, against its own history."""
+
+    NO_GRADIENT = "no_gradient"
+    VANISHING = "vanishing"
+    EXPLODING = "exploding"
+
+
+class Stage(StrEnum):
+    """The state the gradients were read in.
+
+    `scaled`: multiplied by the loss scale when read, and divided by it since. `unscaled`: as the
+    optimizer will use them. `pre_clip`: before a clipping that follows. `clipped`: after it.
+    """
+
+    SCALED = "scaled"
+    UNSCALED = "unscaled"
+    PRE_CLIP = "pre_clip"
+    CLIPPED = "clipped"
+
+
+class Status(StrEnum):
+    """The verdict on a run."""
+
+    RUNNING = "running"
+    HEALTHY = "healthy"
+    WARNINGS = "warnings"
+    PROBLEM = "problem"
+    NOT_MONITORED = "not_monitored"
+    PARTLY_MONITORED = "partly_monitored"
+    INTERRUPTED = "interrupted"
+    UNKNOWN = "unknown"
+
+
+class MechanismState(StrEnum):
+    """Whether a mechanism of the monitor is at work.
+
+    `unused`: there is nothing to observe (no scaler, a frozen layer), so nothing is missed.
+    """
+
+    ACTIVE = "active"
+    UNUSED = "unused"
+    PARTIAL = "partial"
+    OFF = "off"
+    UNOBSERVABLE = "unobservable"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mechanism:
+    """One line of a manifest: a mechanism, whether it works here, and why not.
+
+    Attributes:
+        name: the mechanism, such as `gradient_norms`.
+        state: whether it is at work.
+        reason: why it is not, or not in full; empty for an active one without remarks.
+        layers: the layers concerned; empty means the whole run.
+    """
+
+    name: str
+    state: MechanismState
+    reason: str = ""
+    layers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteCount:
+    """Non-finite elements in one layer's gradients, NaN and infinities counted apart."""
+
+    layer: str
+    nan: int
+    inf: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputGradient:
+    """Whether the gradient that reached a module's output in backward was finite."""
+
+    module: str
+    finite: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelSummary:
+    """Channel maxima of one layer's output over the forward passes of one check.
+
+    Attributes:
+        layer: module name.
+        channels: number of output channels (features).
+        nonpositive: how many of them had no positive output.
+        peak: the largest output of all.
+    """
+
+    layer: str
+    channels: int
+    nonpositive: int
+    peak: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    step: int
+    time_ns: int = 0
+
+    kind: ClassVar[str]
+    severity: ClassVar[Severity] = Severity.INFO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart(_Event):
+    """A run, or a further segment of one, begins.
+
+    Attributes:
+        run_id: random identifier of the run (hexadecimal).
+        framework: what drives the loop (`torch`, `lightning`, `transformers`).
+        model: class name of the user's model.
+        optimizer: class name of the optimizer, or None.
+        layers: names of the watched layers, in the model's order.
+        parameters: number of parameter elements in the model.
+        trainable: how many of them require a gradient.
+        world_size: number of processes.
+        segment: 0 for the first; counts repeated `fit()`/`train()` calls on one record.
+        schema: version of the record format.
+        versions: versions of python, torch and this package.
+        config: all settings of the run.
+    """
+
+    kind: ClassVar[str] = "run_start"
+    run_id: str
+    name: str | None
+    framework: str
+    model: str
+    optimizer: str | None
+    layers: tuple[str, ...]
+    parameters: int
+    trainable: int
+    world_size: int
+    segment: int
+    schema: int
+    versions: Mapping[str, str]
+    config: MonitorConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest(_Event):
+    """What is observed in this run and what is not, with the reason. The latest one counts."""
+
+    kind: ClassVar[str] = "manifest"
+    mechanisms: tuple[Mechanism, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement(_Event):
+    """What one check read: a row of `metrics.jsonl` and the only input of the alarm rules.
+
+    Attributes:
+        attempt: calls of `step()` before this one; differs from `step` when a scaler skips updates.
+        stage: the state the gradients were read in; norms are of unscaled gradients in every one.
+        scale: loss scale in force, or None without a scaler.
+        skipped_in_a_row: updates known to have been skipped by the scaler right before this one.
+        loss: mean loss of the step, or None when none was given.
+        loss_elements: elements of the loss tensor as given; more than 1 is an unreduced loss.
+        layers: watched layers that have trainable parameters, in backward order: the layer whose
+            forward call finished last comes first.
+        norms: Euclidean norm of each layer's gradients; None where no parameter has a `.grad`.
+        nonfinite: layers with non-finite gradient elements, in backward order.
+        outputs: in backward order, whether the gradient at each module's output was finite; filled
+            only when `nonfinite` is not empty.
+        channels: channel maxima of the layers whose outputs were seen.
+    """
+
+    kind: ClassVar[str] = "measurement"
+    attempt: int
+    stage: Stage
+    scale: float | None = None
+    skipped_in_a_row: int = 0
+    loss: float | None = None
+    loss_elements: int = 1
+    layers: tuple[str, ...] = ()
+    norms: tuple[float | None, ...] = ()
+    nonfinite: tuple[NonfiniteCount, ...] = ()
+    outputs: tuple[OutputGradient, ...] = ()
+    channels: tuple[ChannelSummary, ...] = ()
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether any watched layer has a gradient that is present and not exactly zero."""
+        return any(norm is not None and norm != 0.0 for norm in self.norms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm(_Event):
+    """A layer's gradient left its own baseline. One per episode; `AlarmCleared` ends it.
+
+    Attributes:
+        value: gradient norm found.
+        normal: the baseline: ten to the running mean of log10(norm).
+        sigma: how many standard deviations of log10(norm) the value is off; inf for exactly zero
+            and where the baseline never varied.
+        detail: what the number alone does not say.
+    """
+
+    kind: ClassVar[str] = "alarm"
+    severity: ClassVar[Severity] = Severity.WARNING
+    layer: str
+    diagnosis: Diagnosis
+    value: float
+    normal: float
+    sigma: float
+    stage: Stage
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlarmCleared(_Event):
+    """A layer's gradient is back at its baseline."""
+
+    kind: ClassVar[str] = "alarm_cleared"
+    layer: str
+    diagnosis: Diagnosis
+    value: float
+    normal: float
+    since_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpike(_Event):
+    """The loss jumped above its baseline. `LossRecovered` ends the episode."""
+
+    kind: ClassVar[str] = "loss_spike"
+    severity: ClassVar[Severity] = Severity.WARNING
+    value: float
+    normal: float
+    sigma: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossRecovered(_Event):
+    """The loss is back at its baseline."""
+
+    kind: ClassVar[str] = "loss_recovered"
+    value: float
+    normal: float
+    since_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteLoss(_Event):
+    """The loss is NaN or infinite. One per episode."""
+
+    kind: ClassVar[str] = "nonfinite_loss"
+    severity: ClassVar[Severity] = Severity.CRITICAL
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NonfiniteGradient(_Event):
+    """Gradients are NaN or infinite. One per episode, and again when the first layer changes.
+
+    Attributes:
+        layer: the first affected layer in backward order; the others are its consequences.
+        layers: every affected layer, in backward order.
+        after: going backward, the last module whose output gradient was finite; None if unseen.
+        before: the first module whose output gradient was not; None if unseen or there is none.
+        output_finite: whether the gradient at the output of `layer` was finite, which puts the
+            origin into that layer's own backward; None if unseen.
+        loss: the loss of the step.
+    """
+
+    kind: ClassVar[str] = "nonfinite_gradient"
+    severity: ClassVar[Severity] = Severity.CRITICAL
+    layer: str
+    layers: tuple[NonfiniteCount, ...]
+    after: str | None
+    before: str | None
+    output_finite: bool | None
+    loss: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedStep(_Event):
+    """A loss scaler will skip this update because gradients overflowed: normal now and then."""
+
+    kind: ClassVar[str] = "skipped_step"
+    layer: str
+    scale: float
+    in_a_row: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLearning(_Event):
+    """No update has been applied for a while: the loss scaler skips every one.
+
+    Attributes:
+        layer: first layer with non-finite gradients, in backward order; None if not seen.
+        skipped: consecutive updates skipped, at least.
+        scale_before: loss scale before the first of them, as far as seen.
+        scale: loss scale now.
+        since_step: the weights have not changed since this many updates were completed.
+    """
+
+    kind: ClassVar[str] = "not_learning"
+    severity: ClassVar[Severity] = Severity.CRITICAL
+    layer: str | None
+    skipped: int
+    scale_before: float
+    scale: float
+    since_step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoGradients(_Event):
+    """A check saw no gradient anywhere. Said once; `counts` of the run end has the number.
+
+    Attributes:
+        absent: True where every `.grad` is None, False where all are exactly zero.
+    """
+
+    kind: ClassVar[str] = "no_gradients"
+    severity: ClassVar[Severity] = Severity.WARNING
+    absent: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossReduced(_Event):
+    """The loss was given with several elements and its mean is recorded. Said once."""
+
+    kind: ClassVar[str] = "loss_reduced"
+    elements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkError(_Event):
+    """A sink failed and was dropped; training and the other sinks go on."""
+
+    kind: ClassVar[str] = "sink_error"
+    severity: ClassVar[Severity] = Severity.WARNING
+    sink: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorError(_Event):
+    """The monitor itself failed and stopped watching; training goes on."""
+
+    kind: ClassVar[str] = "monitor_error"
+    severity: ClassVar[Severity] = Severity.WARNING
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor(_Event):
+    """Pins both files at a moment, and goes to the sinks, so that a copy exists elsewhere.
+
+    Attributes:
+        head: hash of the record line before this one.
+        lines: record lines before this one.
+        metrics_head: hash of the last metrics row.
+        metrics_rows: metrics rows so far.
+    """
+
+    kind: ClassVar[str] = "anchor"
+    head: str
+    lines: int
+    metrics_head: str
+    metrics_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd(_Event):
+    """A run, or a segment of one, ends.
+
+    Attributes:
+        steps: optimizer updates completed.
+        checks: checks made.
+        counts: attempts, checks without gradients, and events by kind.
+        status: the verdict.
+        error: type name of the exception that ended the run; its text may hold data and is not
+            recorded.
+    """
+
+    kind: ClassVar[str] = "run_end"
+    steps: int
+    checks: int
+    counts: Mapping[str, int]
+    status: Status
+    error: str | None = None
+
+
+Event = (
+    RunStart
+    | Manifest
+    | Measurement
+    | Alarm
+    | AlarmCleared
+    | LossSpike
+    | LossRecovered
+    | NonfiniteLoss
+    | NonfiniteGradient
+    | SkippedStep
+    | NotLearning
+    | NoGradients
+    | LossReduced
+    | SinkError
+    | MonitorError
+    | Anchor
+    | RunEnd
+)
+
+EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
+    "run_start": RunStart,
+    "manifest": Manifest,
+    "measurement": Measurement,
+    "alarm": Alarm,
+    "alarm_cleared": AlarmCleared,
+    "loss_spike": LossSpike,
+    "loss_recovered": LossRecovered,
+    "nonfinite_loss": NonfiniteLoss,
+    "nonfinite_gradient": NonfiniteGradient,
+    "skipped_step": SkippedStep,
+    "not_learning": NotLearning,
+    "no_gradients": NoGradients,
+    "loss_reduced": LossReduced,
+    "sink_error": SinkError,
+    "monitor_error": MonitorError,
+    "anchor": Anchor,
+    "run_end": RunEnd,
+}

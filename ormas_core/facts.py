@@ -1,0 +1,192 @@
+"""From events to the facts a person reads. The only place where such numbers are derived."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from ormas_core.events import (
+    Alarm,
+    AlarmCleared,
+    Anchor,
+    Event,
+    LossRecovered,
+    LossSpike,
+    Manifest,
+    Measurement,
+    Mechanism,
+    MechanismState,
+    NonfiniteGradient,
+    NonfiniteLoss,
+    NotLearning,
+    RunEnd,
+    RunStart,
+    Severity,
+    SinkError,
+    Status,
+)
+
+TROUBLE: Final = (Alarm, LossSpike, NonfiniteLoss, NonfiniteGradient, NotLearning)
+"""The kinds of event that count as alarms of a run."""
+
+GAPS: Final = (MechanismState.OFF, MechanismState.PARTIAL, MechanismState.UNOBSERVABLE)
+"""Manifest states in which something that is there is not fully observed."""
+
+Trouble = Alarm | LossSpike | NonfiniteLoss | NonfiniteGradient | NotLearning
+
+_WORST_FIRST: Final = (
+    Status.PROBLEM,
+    Status.INTERRUPTED,
+    Status.NOT_MONITORED,
+    Status.PARTLY_MONITORED,
+    Status.WARNINGS,
+    Status.UNKNOWN,
+    Status.RUNNING,
+    Status.HEALTHY,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What is known of a run.
+
+    Attributes:
+        status: the worst verdict of its segments; `interrupted` where the last one has no end.
+        segments: how often the loop was started on this record.
+        steps: optimizer updates completed in the last segment.
+        checks: checks made in the last segment.
+        alarms: everything that counts as an alarm, in order, over all segments.
+        open_layers: layers whose alarm has not cleared -> that alarm.
+        gaps: what the latest manifest says is not fully observed.
+        counts: events by kind, over all segments.
+        head: the head of the last anchor, or None.
+        error: type name of the exception that ended the last segment.
+    """
+
+    status: Status
+    start: RunStart | None
+    segments: int
+    steps: int
+    checks: int
+    alarms: tuple[Trouble, ...]
+    open_layers: Mapping[str, Alarm]
+    gaps: tuple[Mechanism, ...]
+    counts: Mapping[str, int]
+    head: str | None
+    error: str | None
+
+
+def run_facts(events: Iterable[Event]) -> RunFacts:
+    """Return the facts of a recorded run. A run without an end reads `interrupted`."""
+    fold = FactsFold()
+    for event in events:
+        fold.add(event)
+    return fold.facts(finished=True)
+
+
+@dataclass(slots=True)
+class FactsFold:
+    """Takes events one at a time; keeps alarms, not measurements."""
+
+    start: RunStart | None = None
+    segments: int = 0
+    steps: int = 0
+    checks: int = 0
+    blind_checks: int = 0
+    alarms: list[Trouble] = field(default_factory=list)
+    open_layers: dict[str, Alarm] = field(default_factory=dict)
+    spike_open: bool = False
+    mechanisms: tuple[Mechanism, ...] = ()
+    counts: Counter[str] = field(default_factory=Counter)
+    severities: Counter[Severity] = field(default_factory=Counter)
+    head: str | None = None
+    end: RunEnd | None = None
+    _earlier: list[Status] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        if isinstance(event, RunStart):
+            self._begin(event)
+        if isinstance(event, TROUBLE):
+            self.alarms.append(event)
+        if not isinstance(event, SinkError):
+            # A tracker that fails says nothing about the training.
+            self.severities[event.severity] += 1
+        match event:
+            case Alarm():
+                self.open_layers[event.layer] = event
+            case AlarmCleared():
+                self.open_layers.pop(event.layer, None)
+            case LossSpike():
+                self.spike_open = True
+            case LossRecovered():
+                self.spike_open = False
+            case Manifest():
+                self.mechanisms = event.mechanisms
+            case Measurement():
+                self.checks += 1
+                self.steps = event.step
+                self.blind_checks += not event.has_gradient
+            case Anchor():
+                self.head = event.head
+            case RunEnd():
+                self.end, self.steps, self.checks = event, event.steps, event.checks
+            case _:
+                pass
+        self.counts[event.kind] += 1
+
+    def facts(self, *, finished: bool) -> RunFacts:
+        """Return the facts so far.
+
+        Args:
+            finished: no more events will come; a run without an end is then `interrupted`.
+        """
+        last = Status.INTERRUPTED if finished else Status.RUNNING
+        if self.start is None:
+            last = Status.UNKNOWN
+        elif self.end is not None:
+            last = self.end.status
+        return RunFacts(
+            status=min([*self._earlier, last], key=_WORST_FIRST.index),
+            start=self.start,
+            segments=self.segments,
+            steps=self.steps,
+            checks=self.checks,
+            alarms=tuple(self.alarms),
+            open_layers=dict(self.open_layers),
+            gaps=tuple(m for m in self.mechanisms if m.state in GAPS),
+            counts=dict(self.counts),
+            head=self.head,
+            error=self.end.error if self.end else None,
+        )
+
+    def verdict(self, *, error: str | None) -> Status:
+        """Return the status of the segment that ends now, for its `RunEnd`."""
+        if error is not None:
+            return Status.INTERRUPTED
+        if self.checks == self.blind_checks:
+            return Status.NOT_MONITORED
+        if self.severities[Severity.CRITICAL] or self.open_layers or self.spike_open:
+            return Status.PROBLEM
+        if self.blind_checks or self.counts["monitor_error"] or self._unobserved():
+            return Status.PARTLY_MONITORED
+        return Status.WARNINGS if self.severities[Severity.WARNING] else Status.HEALTHY
+
+    def totals(self) -> dict[str, int]:
+        """Return the counts of this segment for its `RunEnd`."""
+        return {**self.counts, "checks_without_gradients": self.blind_checks}
+
+    def _unobserved(self) -> bool:
+        return any(
+            m.name == "gradient_norms" and m.state is MechanismState.UNOBSERVABLE
+            for m in self.mechanisms
+        )
+
+    def _begin(self, event: RunStart) -> None:
+        if self.start is not None:
+            self._earlier.append(self.end.status if self.end else Status.INTERRUPTED)
+        self.start, self.end = event, None
+        self.segments += 1
+        self.steps = self.checks = self.blind_checks = 0
+        self.open_layers, self.spike_open, self.mechanisms = {}, False, ()
+        self.severities = Counter()

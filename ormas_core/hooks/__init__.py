@@ -1,0 +1,7 @@
+"""The hook engine: from a live model to a `Measurement`, on sampled steps only."""
+
+from ormas_core.hooks.collector import Collector, Reading
+from ormas_core.hooks.losses import Reduction
+from ormas_core.hooks.select import Selection, select, unwrap
+
+__all__ = ["Collector", "Reading", "Reduction", "Selection", "select", "unwrap"]

@@ -1,0 +1,68 @@
+"""Every private name of torch that the hook engine relies on, in one place.
+
+Each is guarded, so that a torch without it costs one mechanism and not the run.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WRAPPER_SEGMENTS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""Attribute names that torch's own wrappers put into module names."""
+
+
+def foreach_norm(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
+    """Return the Euclidean norm of each tensor, accumulated in `dtype`; one device each."""
+    norms: Sequence[Tensor] = torch._foreach_norm(list(tensors), 2, dtype=dtype)
+    return norms
+
+
+def compiled_inner(module: nn.Module) -> nn.Module | None:
+    """Return the user's module inside a `torch.compile` wrapper, or None."""
+    inner = module.__dict__.get("_modules", {}).get("_orig_mod")
+    return inner if isinstance(inner, nn.Module) else None
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether calling this module runs compiled code (either way of compiling it)."""
+    return (
+        compiled_inner(module) is not None
+        or getattr(module, "_compiled_call_impl", None) is not None
+    )
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    """Whether this process holds only its part of the parameter (DTensor or FSDP1 flat parameter).
+
+    FSDP1 leaves parameters of other ranks with no elements; such a view says nothing here.
+    """
+    return hasattr(parameter, "_local_tensor") or hasattr(parameter, "_is_flat_param")
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether the tensor lives only inside a functorch transform, such as `torch.func.vmap`."""
+    try:
+        wrapped: bool = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    except AttributeError:
+        return False
+    return wrapped
+
+
+def is_tracing() -> bool:
+    """Whether `torch.jit.trace` is recording."""
+    return torch._C._get_tracing_state() is not None
+
+
+def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:
+    """Return a `GradScaler`'s scale and growth tracker without copying them to the host."""
+    return getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
+
+
+def has_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Whether `scaler.unscale_(optimizer)` has run since the last update."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    # Indexing this defaultdict would create an entry in the user's object.
+    state = states.get(id(optimizer)) if hasattr(states, "get") else None
+    return state is not None and getattr(state.get("stage"), "name", "") == "UNSCALED"

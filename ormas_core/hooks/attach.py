@@ -1,0 +1,125 @@
+"""Watches the forward passes of one sampled step, and leaves nothing behind.
+
+The hooks are torch's process-wide forward hook, not hooks of single modules: nothing is ever put
+on the user's objects, so saving, copying or exporting the model in the middle of a step is as
+without a monitor. The gradient hooks sit on output tensors and die with the step's graph.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from ormas_core.hooks import _torch
+from ormas_core.hooks.statistics import channel_maxima, magnitude
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+
+class ForwardWatch:
+    """Observes calls of the given modules while attached.
+
+    Args:
+        modules: pairs of name and module.
+        channels: names of those whose channel maxima are wanted.
+
+    Attributes:
+        order: module name -> position of its last completed call; backward runs from high to low.
+        channel_max: layer name -> maximum of each output channel over all calls, on the device.
+        output_peak: module name -> largest absolute gradient that reached its outputs.
+        error: the first failure inside a hook, which never reaches the user's forward pass.
+    """
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]], channels: Iterable[str]) -> None:
+        self._names = {id(module): name for name, module in modules}
+        self._channels = frozenset(channels)
+        self._handle: RemovableHandle | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what was observed."""
+        self._calls = 0
+        self.order: dict[str, int] = {}
+        self.channel_max: dict[str, Tensor] = {}
+        self.output_peak: dict[str, Tensor] = {}
+        self.error: Exception | None = None
+
+    def attach(self) -> None:
+        """Start observing. Attaching twice is attaching once."""
+        if self._handle is None and self._names:
+            self.clear()
+            self._handle = register_module_forward_hook(self._after_forward)
+
+    def detach(self) -> None:
+        """Stop observing; what was observed stays until `clear`."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        name = self._names.get(id(module))
+        if (
+            name is None
+            or self._handle is None
+            or not torch.is_grad_enabled()  # validation between two steps is not training
+            or torch.compiler.is_compiling()
+            or _torch.is_tracing()
+        ):
+            return
+        try:
+            self._observe(name, module, output)
+        except Exception as error:  # noqa: BLE001 - the user's forward pass must not fail over it
+            self.error = self.error or error
+
+    def _observe(self, name: str, module: nn.Module, output: Any) -> None:
+        tensors = [t for t in _tensors(output) if not _torch.is_transformed(t)]
+        self._calls += 1
+        self.order[name] = self._calls
+        if name in self._channels and isinstance(output, Tensor) and tensors:
+            self._note_channels(name, channel_maxima(module, output))
+        for tensor in tensors:
+            if tensor.grad_fn is not None and tensor.is_floating_point():
+                tensor.register_hook(_PeakHook(self, name))  # type: ignore[no-untyped-call]
+
+    def _note_channels(self, name: str, maxima: Tensor | None) -> None:
+        before = self.channel_max.get(name)
+        if maxima is None:
+            return
+        if before is not None and before.shape == maxima.shape:
+            maxima = torch.maximum(before, maxima.to(before.dtype))
+        self.channel_max[name] = maxima
+
+
+class _PeakHook:
+    """Notes the magnitude of the gradient at one output and changes nothing."""
+
+    def __init__(self, watch: ForwardWatch, name: str) -> None:
+        self._watch = watch
+        self._name = name
+
+    def __call__(self, gradient: Tensor) -> None:
+        if self._watch._handle is None or _torch.is_transformed(gradient):  # noqa: SLF001 - one unit
+            return
+        try:
+            with torch.no_grad():
+                peak = magnitude(gradient.detach())
+                before = self._watch.output_peak.get(self._name)
+                if before is not None:
+                    peak = torch.maximum(peak, before.to(peak.device))
+                self._watch.output_peak[self._name] = peak
+        except Exception as error:  # noqa: BLE001 - the user's backward pass must not fail over it
+            self._watch.error = self._watch.error or error
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Return the tensors of a module's output, one level deep."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        output = output.values()
+    elif not isinstance(output, list | tuple):
+        return []
+    return [item for item in output if isinstance(item, Tensor)]

@@ -1,0 +1,251 @@
+"""One check: everything read on the device, brought over once, returned as values."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ormas_core.events import (
+    ChannelSummary,
+    Measurement,
+    NonfiniteCount,
+    OutputGradient,
+    Stage,
+)
+from ormas_core.hooks import _torch, statistics
+from ormas_core.hooks.attach import ForwardWatch
+from ormas_core.hooks.gather import Gather
+from ormas_core.hooks.losses import LossNotes
+from ormas_core.hooks.scaling import ScaleLedger
+from ormas_core.hooks.select import Selection
+
+_Values = list[tuple[str, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one check read.
+
+    Attributes:
+        measurement: the numbers the alarm rules judge and the record keeps.
+        channel_max: layer -> maximum of each output channel, shape (channels,).
+        called: watched layers whose forward call was seen.
+    """
+
+    measurement: Measurement
+    channel_max: Mapping[str, NDArray[np.float64]]
+    called: frozenset[str]
+
+
+@dataclass(slots=True)
+class _Gradients:
+    """Gradient numbers still on the device."""
+
+    stage: Stage
+    layers: list[str] = field(default_factory=list)
+    values: _Values = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+
+
+class Collector:
+    """Reads a selection of layers, one sampled step at a time.
+
+    Args:
+        selection: the layers.
+        optimizer: the torch optimizer, or None; only asked whether its gradients are unscaled.
+        scaler: a `GradScaler`, or None.
+    """
+
+    def __init__(self, selection: Selection, optimizer: Any, scaler: Any) -> None:
+        self._selection = selection
+        self._optimizer = optimizer
+        self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self._ledger = ScaleLedger()
+        self._sharded = frozenset(selection.sharded)
+        # A process-wide hook is a reason for compiled code to be compiled again: stay away from it.
+        self.watch = ForwardWatch(
+            () if selection.compiled else selection.modules,
+            (layer.name for layer in selection.layers),
+        )
+        self.losses = LossNotes()
+
+    @property
+    def skipped(self) -> int:
+        """Updates that the loss scaler is known to have skipped."""
+        return self._ledger.skipped
+
+    def arm(self) -> None:
+        """Observe the forward passes from here on, until `read` or `disarm`."""
+        self.watch.attach()
+
+    def disarm(self) -> None:
+        """Stop observing and forget."""
+        self.watch.detach()
+        self.watch.clear()
+        self.losses.clear()
+
+    def read(self, attempt: int, stage: Stage) -> Reading:
+        """Read the gradients as they are now and finish the check: one host copy per device.
+
+        Args:
+            attempt: calls of `step()` before this one.
+            stage: what the host says of the gradients; `scaled` is found out here.
+        """
+        self.watch.detach()
+        try:
+            return self._finish(attempt, self._gradients(stage))
+        finally:
+            self.disarm()
+
+    def _gradients(self, stage: Stage) -> _Gradients:
+        found = _Gradients(stage=self._stage(stage))
+        seen: set[int] = set()
+        for layer in self._selection.layers:
+            if layer.name in self._sharded:
+                continue
+            own = [p for p in layer.trainable() if id(p) not in seen]
+            if not own:
+                continue
+            seen.update(id(p) for p in own)
+            found.layers.append(layer.name)
+            found.values += [
+                (layer.name, statistics.gradient_values(p.grad)) for p in own if p.grad is not None
+            ]
+        found.norms = statistics.norms([value for _, value in found.values])
+        return found
+
+    def _stage(self, stage: Stage) -> Stage:
+        if self._scaler is not None and not _torch.has_unscaled(self._scaler, self._optimizer):
+            return Stage.SCALED
+        return stage
+
+    def _finish(self, attempt: int, gradients: _Gradients) -> Reading:
+        gather = Gather()
+        norm_slots = [gather.add(norm) for norm in gradients.norms]
+        loss_slots = self.losses.add_to(gather)
+        maxima = dict(self.watch.channel_max)
+        maxima_slots = [gather.add(value) for value in maxima.values()]
+        scaler_slots = [
+            gather.add(t) for t in _torch.scaler_tensors(self._scaler) if isinstance(t, Tensor)
+        ]
+        host = gather.fetch()
+
+        scale = self._observe_scale(attempt, [float(host[slot][0]) for slot in scaler_slots])
+        divisor = scale if scale is not None and gradients.stage is Stage.SCALED else 1.0
+        exact, bad = self._examine(gradients, [float(host[slot][0]) for slot in norm_slots])
+        order = self._backward_order(gradients.layers)
+        norms = _layer_norms(gradients, exact, divisor)
+        loss = self.losses.value(host, loss_slots, scale)
+        channel_max = dict(zip(maxima, (host[slot] for slot in maxima_slots), strict=True))
+        measurement = Measurement(
+            step=attempt - self._ledger.skipped,
+            attempt=attempt,
+            stage=gradients.stage,
+            scale=scale,
+            skipped_in_a_row=self._ledger.in_a_row,
+            loss=loss,
+            loss_elements=self.losses.elements,
+            layers=tuple(order),
+            norms=tuple(norms[name] for name in order),
+            nonfinite=tuple(bad[name] for name in order if name in bad),
+            outputs=self._outputs() if bad else (),
+            channels=tuple(_summary(name, values) for name, values in channel_max.items()),
+        )
+        called = frozenset(self.watch.order)
+        return Reading(measurement, channel_max, called)
+
+    def _observe_scale(self, attempt: int, found: Sequence[float]) -> float | None:
+        if self._scaler is None:
+            return None
+        if not found:
+            return float(self._scaler.get_scale())  # no loss was scaled yet
+        scale, tracker = found[0], int(found[1]) if len(found) > 1 else 0
+        self._ledger.observe(self._scaler, attempt, scale, tracker)
+        return scale
+
+    def _examine(
+        self, gradients: _Gradients, found: list[float]
+    ) -> tuple[list[float], dict[str, NonfiniteCount]]:
+        """Look again at norms that may lie: overflow and underflow are not Inf and zero.
+
+        One more copy to the host, made only when something is non-finite, or exactly zero in a type
+        as wide as the accumulator.
+        """
+        suspects = [
+            i
+            for i, norm in enumerate(found)
+            if not math.isfinite(norm) or (norm == 0.0 and _as_wide(gradients.values[i][1]))
+        ]
+        if not suspects:
+            return found, {}
+        gather = Gather()
+        for i in suspects:
+            value = gradients.values[i][1]
+            gather.add(statistics.nonfinite(value))
+            gather.add(statistics.magnitude(value))
+            gather.add(statistics.rescaled_norm(value))
+        host = gather.fetch()
+        counts: dict[str, tuple[int, int]] = {}
+        for at, i in enumerate(suspects):
+            (nan, inf), peak, norm = host[3 * at : 3 * at + 3]
+            if nan or inf:
+                layer = gradients.values[i][0]
+                before = counts.get(layer, (0, 0))
+                counts[layer] = (before[0] + int(nan), before[1] + int(inf))
+            else:
+                found[i] = float(norm[0]) if peak[0] > 0.0 else 0.0
+        return found, {
+            layer: NonfiniteCount(layer=layer, nan=nan, inf=inf)
+            for layer, (nan, inf) in counts.items()
+        }
+
+    def _backward_order(self, layers: Sequence[str]) -> list[str]:
+        """Sort by the last completed call, latest first; uncalled layers keep the model's order."""
+        called = self.watch.order
+        position = {name: index for index, name in enumerate(layers)}
+        return sorted(layers, key=lambda name: (-called.get(name, -1), -position[name]))
+
+    def _outputs(self) -> tuple[OutputGradient, ...]:
+        peaks = self.watch.output_peak
+        gather = Gather()
+        order = self.watch.order
+        names = sorted(peaks, key=lambda name: -order.get(name, -1))
+        for name in names:
+            gather.add(peaks[name])
+        return tuple(
+            OutputGradient(module=name, finite=bool(np.isfinite(value[0])))
+            for name, value in zip(names, gather.fetch(), strict=True)
+        )
+
+
+def _layer_norms(
+    gradients: _Gradients, norms: Sequence[float], divisor: float
+) -> dict[str, float | None]:
+    parts: dict[str, list[float]] = {}
+    for (layer, _), norm in zip(gradients.values, norms, strict=True):
+        parts.setdefault(layer, []).append(norm)
+    return {
+        layer: _divide(math.hypot(*parts[layer]), divisor) if layer in parts else None
+        for layer in gradients.layers
+    }
+
+
+def _divide(norm: float, scale: float) -> float:
+    return norm / scale if scale > 0.0 else math.nan
+
+
+def _as_wide(value: Tensor) -> bool:
+    return value.dtype == statistics.wide(value.device)
+
+
+def _summary(layer: str, maxima: NDArray[np.float64]) -> ChannelSummary:
+    return ChannelSummary(
+        layer=layer,
+        channels=int(maxima.size),
+        nonpositive=int((maxima <= 0.0).sum()),
+        peak=float(maxima.max()),
+    )

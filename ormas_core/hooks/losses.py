@@ -1,0 +1,89 @@
+"""The loss of one optimizer step, from however many places it is told."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ormas_core.hooks.gather import Gather
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    value: Tensor | float
+    reduction: Reduction
+    scaled: bool
+
+
+class LossNotes:
+    """Collects the losses of the micro-batches of one optimizer step, on the device.
+
+    Attributes:
+        elements: largest number of elements of a loss tensor; more than 1 means unreduced.
+        problem: why a loss could not be used; empty if none was refused.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the step."""
+        self._notes: list[_Note] = []
+        self.elements = 1
+        self.problem = ""
+
+    def add(self, loss: Any, *, reduction: Reduction, scaled: bool) -> None:
+        """Take a loss: a real tensor of any shape, or anything that converts to float.
+
+        Nothing of the graph is kept. What cannot be used is noted in `problem`.
+        """
+        if isinstance(loss, Tensor):
+            self._add_tensor(loss.detach(), reduction, scaled=scaled)
+            return
+        try:
+            self._notes.append(_Note(float(loss), reduction, scaled))
+        except (TypeError, ValueError):
+            self.problem = f"the loss given is a {type(loss).__name__}, not a tensor or a number"
+
+    def _add_tensor(self, loss: Tensor, reduction: Reduction, *, scaled: bool) -> None:
+        if loss.numel() == 0 or loss.is_complex():
+            self.problem = f"the loss given has {loss.numel()} elements of type {loss.dtype}"
+            return
+        if loss.numel() > 1:
+            self.elements = max(self.elements, loss.numel())
+            loss = loss.double().mean() if loss.device.type != "mps" else loss.float().mean()
+        else:
+            # The tensor given may be changed in place before the check is over.
+            loss = loss.clone()
+        self._notes.append(_Note(loss, reduction, scaled))
+
+    def add_to(self, gather: Gather) -> list[int | None]:
+        """Put tensors on the way to the host; return a slot per note, None for host numbers."""
+        return [gather.add(n.value) if isinstance(n.value, Tensor) else None for n in self._notes]
+
+    def value(
+        self,
+        host: Sequence[NDArray[np.float64]],
+        slots: Sequence[int | None],
+        scale: float | None,
+    ) -> float | None:
+        """Return the loss of the step, or None where none was given.
+
+        Losses noted with reduction "sum" are parts that add up; the others are averaged.
+        """
+        if not self._notes:
+            return None
+        values = []
+        for note, slot in zip(self._notes, slots, strict=True):
+            value = float(host[slot][0]) if slot is not None else float(note.value)
+            if note.scaled and scale is not None:
+                value = value / scale if scale > 0.0 else math.nan
+            values.append(value)
+        total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+        return total if self._notes[0].reduction == "sum" else total / len(values)

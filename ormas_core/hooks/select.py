@@ -1,0 +1,159 @@
+"""Which layers are watched, and under which names."""
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ormas_core.errors import LayerPatternError
+from ormas_core.hooks import _torch
+
+_SHOWN_NAMES: Final = 5
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WatchedLayer:
+    """A module that owns parameters.
+
+    Attributes:
+        name: the name in the user's own model; the model itself is called by its class.
+        module: the module; its parameters are looked up at every check, since users replace them.
+    """
+
+    name: str
+    module: nn.Module
+
+    def trainable(self) -> Iterator[Tensor]:
+        """Yield the parameters of the module itself that require a gradient now."""
+        for parameter in self.module.parameters(recurse=False):
+            if parameter.requires_grad:
+                yield parameter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Selection:
+    """The outcome of selecting layers in a model.
+
+    Attributes:
+        model: the user's own model, wrappers removed.
+        layers: the watched layers, in the model's order.
+        modules: watched layers and the modules around them, as pairs of name and module.
+        compiled: names of modules whose calls run compiled code.
+        sharded: names of watched layers whose parameters are only partly in this process.
+        tied: pairs (layer, owner): the layer's parameters belong to the owner's norm.
+        unmatched: patterns that match no layer while others do.
+    """
+
+    model: nn.Module
+    layers: tuple[WatchedLayer, ...]
+    modules: tuple[tuple[str, nn.Module], ...]
+    compiled: tuple[str, ...]
+    sharded: tuple[str, ...]
+    tied: tuple[tuple[str, str], ...]
+    unmatched: tuple[str, ...]
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the user's own model: compile, data-parallel and FSDP wrappers are looked through."""
+    while True:
+        inner: object = _torch.compiled_inner(model)
+        if inner is None and (
+            isinstance(model, DistributedDataParallel | DataParallel)
+            or type(model).__name__ == "FullyShardedDataParallel"
+        ):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def select(model: nn.Module, patterns: Sequence[str] | None) -> Selection:
+    """Find the layers to watch: all that own parameters, or those whose names match a pattern.
+
+    Args:
+        model: the model as given, wrapped or not.
+        patterns: fnmatch patterns of names in the user's own model; None for all.
+
+    Raises:
+        LayerPatternError: no pattern matches any layer.
+    """
+    inner = unwrap(model)
+    named = [
+        (_clean(name) or type(inner).__name__, module) for name, module in inner.named_modules()
+    ]
+    owners = [
+        WatchedLayer(name, module)
+        for name, module in named
+        if next(module.parameters(recurse=False), None) is not None
+    ]
+    layers = [layer for layer in owners if _matches(layer.name, patterns)]
+    if patterns is not None and not layers:
+        raise LayerPatternError(", ".join(patterns), _no_match(patterns, owners))
+    watched = {layer.name for layer in layers}
+    return Selection(
+        model=inner,
+        layers=tuple(layers),
+        modules=tuple(
+            (name, module)
+            for name, module in named
+            if name in watched or _surrounds(name, module, inner, watched)
+        ),
+        compiled=_compiled(model, named),
+        sharded=tuple(
+            layer.name
+            for layer in layers
+            if any(_torch.is_sharded(p) for p in layer.module.parameters(recurse=False))
+        ),
+        tied=tuple(_tied(layers)),
+        unmatched=tuple(
+            pattern
+            for pattern in patterns or ()
+            if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
+        ),
+    )
+
+
+def _clean(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in _torch.WRAPPER_SEGMENTS)
+
+
+def _matches(name: str, patterns: Sequence[str] | None) -> bool:
+    return patterns is None or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _no_match(patterns: Sequence[str], owners: Sequence[WatchedLayer]) -> str:
+    if not owners:
+        return f"layers={list(patterns)!r} matches no layer: the model owns no parameters."
+    step = max(1, len(owners) // _SHOWN_NAMES)
+    shown = [layer.name for layer in owners[::step]][:_SHOWN_NAMES]
+    return (
+        f"layers={list(patterns)!r} matches none of the {len(owners)} layers that own parameters. "
+        f"Their names look like: {', '.join(shown)}. Patterns are fnmatch patterns of whole names, "
+        "such as 'encoder.*'."
+    )
+
+
+def _surrounds(name: str, module: nn.Module, root: nn.Module, watched: set[str]) -> bool:
+    return module is root or any(layer.startswith(f"{name}.") for layer in watched)
+
+
+def _compiled(model: nn.Module, named: Sequence[tuple[str, nn.Module]]) -> tuple[str, ...]:
+    found = [name for name, module in named if _torch.is_compiled(module)]
+    wrapper: nn.Module | None = model
+    while wrapper is not None and wrapper is not unwrap(model):
+        if _torch.is_compiled(wrapper):
+            return (type(unwrap(model)).__name__, *found)
+        wrapper = getattr(wrapper, "module", None)
+    return tuple(found)
+
+
+def _tied(layers: Sequence[WatchedLayer]) -> Iterator[tuple[str, str]]:
+    owner: dict[int, str] = {}
+    for layer in layers:
+        for parameter in layer.module.parameters(recurse=False):
+            first = owner.setdefault(id(parameter), layer.name)
+            if first != layer.name:
+                yield layer.name, first

@@ -1,0 +1,29 @@
+"""What drives the training loop, as far as the monitor must know."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ormas_core.events import Mechanism, Stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """Facts an adapter hands to `Monitor`.
+
+    Attributes:
+        framework: what drives the loop, for the record.
+        stage: the state gradients are in when `step()` is called.
+        prepares: whether the host calls `prepare()` before the first forward pass of each
+            optimizer step. Otherwise `step()` prepares the next one.
+        segment: 0 starts a record; higher numbers continue the one in the run folder.
+        notes: manifest lines only the host can know.
+    """
+
+    framework: str
+    stage: Stage = Stage.UNSCALED
+    prepares: bool = False
+    segment: int = 0
+    notes: tuple[Mechanism, ...] = ()
+
+
+PLAIN_LOOP: Final = Host(framework="torch")

@@ -1,0 +1,137 @@
+"""Every event as a sentence for a person: what was found, where, and what to do about it."""
+
+from typing import Final, assert_never
+
+from ormas_core.events import (
+    Alarm,
+    AlarmCleared,
+    Anchor,
+    Diagnosis,
+    Event,
+    LossRecovered,
+    LossReduced,
+    LossSpike,
+    Manifest,
+    Measurement,
+    MechanismState,
+    MonitorError,
+    NoGradients,
+    NonfiniteGradient,
+    NonfiniteLoss,
+    NotLearning,
+    RunEnd,
+    RunStart,
+    SinkError,
+    SkippedStep,
+)
+
+
+_WITHOUT_GAP: Final = (MechanismState.ACTIVE, MechanismState.UNUSED)
+
+
+def describe(event: Event) -> str:
+    """Return one sentence (or a few) for `event`, without time and step."""
+    match event:
+        case RunStart() | Manifest() | RunEnd() | Anchor() | Measurement():
+            return _describe_frame(event)
+        case Alarm():
+            return describe_alarm(event)
+        case AlarmCleared():
+            return (
+                f"{event.layer}: {event.diagnosis} since step {event.since_step} is over; "
+                f"gradient norm {event.value:.3g}, normal {event.normal:.3g}."
+            )
+        case NonfiniteGradient():
+            return _describe_nonfinite(event)
+        case NonfiniteLoss():
+            return f"The loss is {event.value}. The weights may be lost: stop before saving them."
+        case LossSpike():
+            return (
+                f"The loss is {event.value:.4g}; normal is {event.normal:.4g} "
+                f"({event.sigma:.1f} standard deviations)."
+            )
+        case LossRecovered():
+            return (
+                f"The loss is back at {event.value:.4g} after the spike of step {event.since_step}."
+            )
+        case SkippedStep() | NotLearning() | NoGradients() | LossReduced():
+            return _describe_progress(event)
+        case SinkError():
+            return f"The sink {event.sink} failed and was dropped; training goes on: {event.error}"
+        case MonitorError():
+            return f"The monitor failed and stopped watching; training goes on: {event.error}"
+        case _:
+            assert_never(event)
+
+
+def describe_alarm(alarm: Alarm) -> str:
+    """Return the alarm as `layer: diagnosis, value against normal`."""
+    text = f"{alarm.layer}: {alarm.diagnosis}, gradient norm {alarm.value:.3g}"
+    if alarm.diagnosis is Diagnosis.NO_GRADIENT:
+        text = f"{alarm.layer}: {alarm.diagnosis}, {alarm.detail}"
+    return f"{text}; normal is {alarm.normal:.3g}."
+
+
+def _describe_frame(event: RunStart | Manifest | RunEnd | Anchor | Measurement) -> str:
+    match event:
+        case RunStart():
+            return (
+                f"Watching {len(event.layers)} layers of {event.model} ({event.framework}), "
+                f"a check every {event.config.check_every} steps."
+            )
+        case Manifest():
+            gaps = [m for m in event.mechanisms if m.state not in _WITHOUT_GAP]
+            return "; ".join(f"{m.name} {m.state}: {m.reason}" for m in gaps) or "All is observed."
+        case RunEnd():
+            reason = f" ({event.error})" if event.error else ""
+            return f"Run ended: {event.status}{reason}, {event.steps} steps, {event.checks} checks."
+        case Anchor():
+            return f"Anchor: {event.lines} lines, head {event.head[:12]}."
+        case Measurement():
+            loss = "none" if event.loss is None else f"{event.loss:.4g}"
+            return f"Check of {len(event.layers)} layers, loss {loss}."
+        case _:
+            assert_never(event)
+
+
+def _describe_nonfinite(event: NonfiniteGradient) -> str:
+    first = event.layers[0]
+    text = f"{event.layer}: gradient has {first.nan} NaN and {first.inf} Inf"
+    if event.loss is not None:
+        text += f" at loss {event.loss:.4g}"
+    text += ". Going backward it is the first affected layer"
+    if event.output_finite:
+        text += "; the gradient at its own output was finite, so it arose in this layer"
+    elif event.after and event.before:
+        text += (
+            f"; the gradient at the output of {event.after} was finite, at the output of "
+            f"{event.before} it was not"
+        )
+    others = len(event.layers) - 1
+    return text + (f". {others} further layers are consequences." if others else ".")
+
+
+def _describe_progress(event: SkippedStep | NotLearning | NoGradients | LossReduced) -> str:
+    match event:
+        case SkippedStep():
+            return (
+                f"The loss scaler skips this update: overflow at scale {event.scale:g}, "
+                f"first in {event.layer} ({event.in_a_row} in a row)."
+            )
+        case NotLearning():
+            where = f"; the overflow is in {event.layer}" if event.layer else ""
+            return (
+                f"{event.skipped} consecutive optimizer steps skipped, scale "
+                f"{event.scale_before:g} -> {event.scale:.1g}, no update since step "
+                f"{event.since_step}{where}."
+            )
+        case NoGradients():
+            found = "every .grad is None" if event.absent else "every gradient is exactly zero"
+            return (
+                f"No gradient in any watched layer: {found}. Call step() after backward() and "
+                "before zero_grad(); this check says nothing about the model."
+            )
+        case LossReduced():
+            return f"The loss has {event.elements} elements; their mean is recorded."
+        case _:
+            assert_never(event)

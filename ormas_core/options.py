@@ -1,0 +1,103 @@
+"""The keyword options of `Monitor`, shared with the adapters and checked before training."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, TypedDict
+
+from ormas_core.config import MonitorConfig
+from ormas_core.errors import ConfigError, UnknownOptionError
+from ormas_core.sinks import Sink
+
+DEFAULTS: Final = MonitorConfig()
+
+
+class MonitorOptions(TypedDict, total=False):
+    """Keyword options of `Monitor` that an adapter passes through; see there for each."""
+
+    out: str | os.PathLike[str]
+    layers: str | Sequence[str] | None
+    check_every: int
+    patience: int
+    sigma: float
+    warmup: int
+    repair: bool
+    scaler: Any
+    sinks: Iterable[Sink]
+    name: str | None
+    config: MonitorConfig | None
+    overwrite: bool
+    verbose: bool
+
+
+_SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup")
+
+
+def make_config(config: MonitorConfig | None, shortcuts: Mapping[str, Any]) -> MonitorConfig:
+    """Return `config` (or the defaults) with every shortcut that differs from its default.
+
+    Raises:
+        ConfigError: `config` is no MonitorConfig, or a value is out of range.
+    """
+    if config is not None and not isinstance(config, MonitorConfig):
+        raise ConfigError("config", f"config must be a MonitorConfig; got {type(config).__name__}")
+    changes = {name: value for name, value in shortcuts.items() if value != getattr(DEFAULTS, name)}
+    return (config or DEFAULTS).replace(changes)
+
+
+def check_options(options: MonitorOptions) -> None:
+    """Refuse options that `Monitor` would refuse, without a model.
+
+    Raises:
+        UnknownOptionError: an option does not exist.
+        ConfigError: a value cannot be used.
+    """
+    known = MonitorOptions.__annotations__
+    for name in options:
+        if name not in known:
+            raise UnknownOptionError(
+                name, f"Unknown option {name!r}. The options are: {', '.join(known)}."
+            )
+    shortcuts = {name: value for name, value in options.items() if name in _SHORTCUTS}
+    make_config(options.get("config"), shortcuts)
+    check_sinks(options.get("sinks", ()))
+    check_repair(options.get("repair", False))
+    check_out(options.get("out", "ormas_run"))
+
+
+def check_sinks(sinks: object) -> tuple[Sink, ...]:
+    """Return the sinks as a tuple.
+
+    Raises:
+        ConfigError: not an iterable of objects with `write` and `close`.
+    """
+    if isinstance(sinks, str | bytes) or not isinstance(sinks, Iterable):
+        raise ConfigError("sinks", f"sinks must be a list of sinks; got {sinks!r}")
+    found = tuple(sinks)
+    for sink in found:
+        if isinstance(sink, type) or not isinstance(sink, Sink):
+            raise ConfigError(
+                "sinks", f"a sink needs the methods write(event) and close(); got {sink!r}"
+            )
+    return found
+
+
+def check_repair(repair: object) -> None:
+    """Refuse `repair`, which this version does not have.
+
+    Raises:
+        ConfigError: `repair` is not False.
+    """
+    if repair is not False:
+        raise ConfigError(
+            "repair", f"repair={repair!r}: this version watches and does not repair; leave it False"
+        )
+
+
+def check_out(out: object) -> None:
+    """Refuse what cannot be a folder name.
+
+    Raises:
+        ConfigError: `out` is no non-empty path.
+    """
+    if not isinstance(out, str | os.PathLike) or not os.fspath(out):
+        raise ConfigError("out", f"out must be the path of the run folder; got {out!r}")

@@ -1,0 +1,35 @@
+"""Which process this is. The only user of torch.distributed."""
+
+import os
+
+import torch.distributed as dist
+
+
+def rank() -> int:
+    """Return the global rank of this process; 0 where there is only one.
+
+    Before a process group exists, the launcher's RANK (torchrun, accelerate, Lightning's own
+    launcher sets LOCAL_RANK first) is believed, so that a record is never opened twice.
+    """
+    if _initialized():
+        return dist.get_rank()
+    return _from_environment("RANK", "LOCAL_RANK", default=0)
+
+
+def world_size() -> int:
+    """Return the number of processes."""
+    if _initialized():
+        return dist.get_world_size()
+    return _from_environment("WORLD_SIZE", default=1)
+
+
+def _initialized() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _from_environment(*names: str, default: int) -> int:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return default

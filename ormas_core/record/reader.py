@@ -1,0 +1,112 @@
+"""Reads the files of a run folder, line by line."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+from ormas_core.errors import RecordFormatError
+from ormas_core.events import Event, Measurement
+from ormas_core.record import chain, codec
+
+RECORD_FILE: Final = "record.jsonl"
+METRICS_FILE: Final = "metrics.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a record: its place in the chain and the event it holds."""
+
+    seq: int
+    prev: str
+    hash: str
+    event: Event
+
+
+def read_record(folder: str | os.PathLike[str]) -> Iterator[Line]:
+    """Yield the lines of `record.jsonl`. The chain is not checked: see `verify_record`.
+
+    Raises:
+        FileNotFoundError: there is no record in `folder`.
+        RecordFormatError: a whole line cannot be read. A torn last line is left out.
+    """
+    yield from _read(Path(folder) / RECORD_FILE)
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> Iterator[Measurement]:
+    """Yield the measurements of `metrics.jsonl`; errors as for `read_record`."""
+    for line in _read(Path(folder) / METRICS_FILE):
+        if not isinstance(line.event, Measurement):
+            raise RecordFormatError(
+                METRICS_FILE, f"row {line.seq}: {line.event.kind}, no measurement"
+            )
+        yield line.event
+
+
+def last_line(path: Path) -> Line | None:
+    """Return the last line of a chained file, or None where it is absent or empty.
+
+    Raises:
+        RecordFormatError: the file does not end in a whole line.
+    """
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    with path.open("rb") as file:
+        raw = _tail(file)
+    if not raw.endswith(b"\n"):
+        raise RecordFormatError(str(path), f"{path} ends in a torn line and cannot be continued")
+    return parse_line(raw[:-1])
+
+
+def parse_line(raw: bytes) -> Line:
+    """Return the line spelled by `raw` (without its newline).
+
+    Raises:
+        RecordFormatError: it is no sealed line, no JSON object, or its members do not fit.
+    """
+    body, claimed = chain.unseal(raw)
+    try:
+        members = json.loads(body, object_pairs_hook=_no_duplicates)
+    except (ValueError, RecursionError) as error:
+        raise RecordFormatError("json", f"not valid JSON: {error}") from None
+    if not isinstance(members, dict):
+        raise RecordFormatError("json", "not a JSON object")
+    seq, prev = members.get("seq"), members.get("prev")
+    if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(prev, str):
+        raise RecordFormatError("seq", "seq must be an integer and prev a string")
+    return Line(seq, prev, claimed, codec.decode(members))
+
+
+def _read(path: Path) -> Iterator[Line]:
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if not raw.endswith(b"\n"):
+                return
+            try:
+                yield parse_line(raw[:-1])
+            except RecordFormatError as error:
+                raise RecordFormatError(str(path), f"{path}, line {number}: {error}") from error
+
+
+def _tail(file: BinaryIO, block: int = 65536) -> bytes:
+    """Return the last line of a binary file, with its newline if it has one."""
+    end = file.seek(0, os.SEEK_END)
+    tail = b""
+    while end > 0:
+        start = max(0, end - block)
+        file.seek(start)
+        tail = file.read(end - start) + tail
+        end = start
+        cut = tail.rfind(b"\n", 0, -1)
+        if cut >= 0:
+            return tail[cut + 1 :]
+    return tail
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise ValueError("a member name occurs twice")
+    return members

@@ -1,0 +1,48 @@
+"""A run as a page of text (Markdown)."""
+
+from collections.abc import Iterator
+
+from ormas_core.events import Status
+from ormas_core.facts import RunFacts
+from ormas_core.messages import describe
+
+
+def summary(facts: RunFacts) -> str:
+    """Return the facts of a run as Markdown: verdict, alarms, and what was not observed."""
+    return "\n".join(_lines(facts)) + "\n"
+
+
+def _lines(facts: RunFacts) -> Iterator[str]:
+    start = facts.start
+    verdict = facts.status.replace("_", " ").upper()
+    yield f"# {start.name if start and start.name else 'Training run'}: {verdict}"
+    yield ""
+    if start is not None:
+        yield (
+            f"{start.model}, {len(start.layers)} watched layers, "
+            f"{start.trainable:,} of {start.parameters:,} parameters trainable; "
+            f"{start.framework}, {start.world_size} process(es)."
+        )
+    error = f" It ended with {facts.error}." if facts.error else ""
+    yield (
+        f"{facts.steps} optimizer steps, {facts.checks} checks, {facts.segments} segment(s).{error}"
+    )
+    yield ""
+    yield "## Alarms"
+    yield ""
+    for alarm in facts.alarms:
+        yield f"- step {alarm.step}: {describe(alarm)}"
+    if not facts.alarms:
+        blind = facts.status in (Status.NOT_MONITORED, Status.UNKNOWN)
+        yield "None could be seen: no check saw gradients." if blind else "None."
+    if facts.open_layers:
+        yield ""
+        yield f"Still open at the end: {', '.join(facts.open_layers)}."
+    yield ""
+    yield "## Not observed, or only in part"
+    yield ""
+    for gap in facts.gaps:
+        where = f" ({', '.join(gap.layers)})" if gap.layers else ""
+        yield f"- {gap.name} {gap.state}: {gap.reason}{where}"
+    if not facts.gaps:
+        yield "Nothing is known to be missing."
