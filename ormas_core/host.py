@@ -16,6 +16,8 @@ class Host:
         prepares: whether the host calls `prepare()` before the first forward pass of each
             optimizer step. Otherwise `step()` prepares the next one.
         segment: 0 starts a record; higher numbers continue the one in the run folder.
+        compiled: whether the host runs the model through `torch.compile` behind a wrapper of its
+            own, so that the model given does not show it.
         notes: manifest lines only the host can know.
     """
 
@@ -23,6 +25,7 @@ class Host:
     stage: Stage = Stage.UNSCALED
     prepares: bool = False
     segment: int = 0
+    compiled: bool = False
     notes: tuple[Mechanism, ...] = ()
 
 

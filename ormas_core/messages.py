@@ -25,7 +25,6 @@ from ormas_core.events import (
     SkippedStep,
 )
 
-
 _WITHOUT_GAP: Final = (MechanismState.ACTIVE, MechanismState.UNUSED)
 
 

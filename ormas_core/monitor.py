@@ -3,9 +3,11 @@
 import logging
 import os
 import platform
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -17,7 +19,7 @@ from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Event, Manifest, Mechanism, MonitorError, RunEnd, RunStart, Stage
 from ormas_core.facts import FactsFold, RunFacts
-from ormas_core.hooks import Collector, Reading, Reduction, Selection, select
+from ormas_core.hooks import Collector, Reading, Reduction, Selection, after_backward, select
 from ormas_core.host import PLAIN_LOOP, Host
 from ormas_core.options import DEFAULTS, check_out, check_repair, check_sinks, make_config
 from ormas_core.record import RecordWriter
@@ -91,13 +93,15 @@ class Monitor:
         check_repair(repair)
         check_out(out)
         extra = check_sinks(sinks)
-        selection = select(model, self.config.layers)
+        selection = select(model, self.config.layers, compiled=host.compiled)
         optimizer = _inner_optimizer(optimizer)
         self._host = host
         self._every = self.config.check_every
         self._attempt = 0
         self._reading: Reading | None = None
         self._closed = False
+        # An exception already being handled when the run began is not the one that ends it.
+        self._handled = id(sys.exc_info()[1])
         self._collector: Collector | None = Collector(selection, optimizer, scaler)
         self._alarms = AlarmEngine(self.config)
         self._facts = FactsFold()
@@ -139,7 +143,14 @@ class Monitor:
         if self._collector is not None and self._attempt % self._every == 0:
             self._collector.arm()
 
-    def note_loss(self, loss: Any, *, reduction: Reduction = "mean", scaled: bool = False) -> None:
+    def note_loss(
+        self,
+        loss: Any,
+        *,
+        reduction: Reduction = "mean",
+        scaled: bool = False,
+        fallback: bool = False,
+    ) -> None:
         """Take the loss where it is computed, for a `step()` elsewhere.
 
         Args:
@@ -147,11 +158,12 @@ class Monitor:
             reduction: how several losses of one optimizer step combine: their "mean", or their
                 "sum" where each is already divided by the size of the whole step.
             scaled: whether `loss` is multiplied by the loss scale.
+            fallback: count it only if the step gets no other loss.
         """
         if self._collector is None or self._attempt % self._every:
             return
         try:
-            self._collector.losses.add(loss, reduction=reduction, scaled=scaled)
+            self._collector.losses.add(loss, reduction=reduction, scaled=scaled, fallback=fallback)
         except Exception as error:  # noqa: BLE001 - never raise into training
             self._fail(error)
 
@@ -166,6 +178,14 @@ class Monitor:
             self._reading = self._read(stage)
         except Exception as error:  # noqa: BLE001 - never raise into training
             self._fail(error)
+
+    def capture_after_backward(self, loss: Any, stage: Stage) -> None:
+        """Do `capture` at the end of the next backward pass through `loss`, a tensor with a graph.
+
+        That is after data-parallel reduction and before the host can clip.
+        """
+        if self.sampling and isinstance(loss, torch.Tensor) and loss.requires_grad:
+            after_backward(loss, partial(self.capture, stage))
 
     def step(self, loss: Any = None) -> None:
         """Tell the monitor that an optimizer step is due: after backward(), before the update.
@@ -188,11 +208,15 @@ class Monitor:
         """End the run and the record. Idempotent; never raises.
 
         Args:
-            error: the exception that ends the run, if one does. Only its type is recorded.
+            error: the exception that ends the run, if one does; in a `finally:` block it is found
+                without being passed. Only its type is recorded.
         """
         if self._closed:
             return
         self._closed = True
+        pending = sys.exc_info()[1]
+        if error is None and id(pending) != self._handled:
+            error = pending
         try:
             self._end(type(error).__name__ if error is not None else None)
         except Exception as failure:  # noqa: BLE001 - the user's exception must not be masked

@@ -44,8 +44,10 @@ def make_config(config: MonitorConfig | None, shortcuts: Mapping[str, Any]) -> M
     return (config or DEFAULTS).replace(changes)
 
 
-def check_options(options: MonitorOptions) -> None:
-    """Refuse options that `Monitor` would refuse, without a model.
+def check_options(options: MonitorOptions) -> MonitorOptions:
+    """Return a copy of the options, refusing those that `Monitor` would refuse.
+
+    Needs no model, so that an adapter fails where it is constructed and not when training starts.
 
     Raises:
         UnknownOptionError: an option does not exist.
@@ -59,9 +61,10 @@ def check_options(options: MonitorOptions) -> None:
             )
     shortcuts = {name: value for name, value in options.items() if name in _SHORTCUTS}
     make_config(options.get("config"), shortcuts)
-    check_sinks(options.get("sinks", ()))
+    sinks = check_sinks(options.get("sinks", ()))
     check_repair(options.get("repair", False))
     check_out(options.get("out", "ormas_run"))
+    return MonitorOptions(**{**options, "sinks": sinks})
 
 
 def check_sinks(sinks: object) -> tuple[Sink, ...]:

@@ -1,7 +1,8 @@
 """The hook engine: from a live model to a `Measurement`, on sampled steps only."""
 
+from ormas_core.hooks._torch import after_backward
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.losses import Reduction
 from ormas_core.hooks.select import Selection, select, unwrap
 
-__all__ = ["Collector", "Reading", "Reduction", "Selection", "select", "unwrap"]
+__all__ = ["Collector", "Reading", "Reduction", "Selection", "after_backward", "select", "unwrap"]

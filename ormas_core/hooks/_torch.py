@@ -3,7 +3,7 @@
 Each is guarded, so that a torch without it costs one mechanism and not the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,21 @@ def is_transformed(tensor: Tensor) -> bool:
 def is_tracing() -> bool:
     """Whether `torch.jit.trace` is recording."""
     return torch._C._get_tracing_state() is not None
+
+
+def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
+    """Call `call` once, at the very end of the next backward pass through `loss`.
+
+    An engine callback queued from within backward runs when the pass is done, after those queued
+    before it. Queueing a second one from the first puts ours behind DDP's and FSDP's own, which
+    they queue while the pass is running; so the gradients are final, reduced, and not yet clipped.
+    """
+    engine = torch.autograd.Variable._execution_engine
+
+    def start(gradient: Tensor) -> None:
+        engine.queue_callback(lambda: engine.queue_callback(call))
+
+    loss.register_hook(start)  # type: ignore[no-untyped-call]
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

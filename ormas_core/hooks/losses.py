@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ormas_core.hooks.gather import Gather
+from ormas_core.hooks.statistics import wide
 
 Reduction = Literal["mean", "sum"]
 
@@ -19,6 +20,7 @@ class _Note:
     value: Tensor | float
     reduction: Reduction
     scaled: bool
+    fallback: bool
 
 
 class LossNotes:
@@ -38,30 +40,40 @@ class LossNotes:
         self.elements = 1
         self.problem = ""
 
-    def add(self, loss: Any, *, reduction: Reduction, scaled: bool) -> None:
+    def add(
+        self,
+        loss: Any,
+        *,
+        reduction: Reduction = "mean",
+        scaled: bool = False,
+        fallback: bool = False,
+    ) -> None:
         """Take a loss: a real tensor of any shape, or anything that converts to float.
 
-        Nothing of the graph is kept. What cannot be used is noted in `problem`.
+        Nothing of the graph is kept. What cannot be used is noted in `problem`. A `fallback` counts
+        only where the step has no other loss.
         """
+        value: Tensor | float | None
         if isinstance(loss, Tensor):
-            self._add_tensor(loss.detach(), reduction, scaled=scaled)
-            return
-        try:
-            self._notes.append(_Note(float(loss), reduction, scaled))
-        except (TypeError, ValueError):
-            self.problem = f"the loss given is a {type(loss).__name__}, not a tensor or a number"
+            value = self._reduce(loss.detach())
+        else:
+            try:
+                value = float(loss)
+            except (TypeError, ValueError):
+                value = None
+                self.problem = f"the loss given is a {type(loss).__name__}, no tensor or number"
+        if value is not None:
+            self._notes.append(_Note(value, reduction, scaled, fallback))
 
-    def _add_tensor(self, loss: Tensor, reduction: Reduction, *, scaled: bool) -> None:
+    def _reduce(self, loss: Tensor) -> Tensor | None:
         if loss.numel() == 0 or loss.is_complex():
             self.problem = f"the loss given has {loss.numel()} elements of type {loss.dtype}"
-            return
+            return None
         if loss.numel() > 1:
             self.elements = max(self.elements, loss.numel())
-            loss = loss.double().mean() if loss.device.type != "mps" else loss.float().mean()
-        else:
-            # The tensor given may be changed in place before the check is over.
-            loss = loss.clone()
-        self._notes.append(_Note(loss, reduction, scaled))
+            return loss.to(wide(loss.device)).mean()
+        # The tensor given may be changed in place before the check is over.
+        return loss.clone()
 
     def add_to(self, gather: Gather) -> list[int | None]:
         """Put tensors on the way to the host; return a slot per note, None for host numbers."""
@@ -79,11 +91,14 @@ class LossNotes:
         """
         if not self._notes:
             return None
-        values = []
+        only_fallbacks = all(note.fallback for note in self._notes)
+        values, reduction = [], self._notes[-1].reduction
         for note, slot in zip(self._notes, slots, strict=True):
+            if note.fallback and not only_fallbacks:
+                continue
             value = float(host[slot][0]) if slot is not None else float(note.value)
             if note.scaled and scale is not None:
                 value = value / scale if scale > 0.0 else math.nan
             values.append(value)
         total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-        return total if self._notes[0].reduction == "sum" else total / len(values)
+        return total if reduction == "sum" else total / len(values)

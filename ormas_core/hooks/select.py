@@ -70,12 +70,15 @@ def unwrap(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def select(model: nn.Module, patterns: Sequence[str] | None) -> Selection:
+def select(
+    model: nn.Module, patterns: Sequence[str] | None, *, compiled: bool = False
+) -> Selection:
     """Find the layers to watch: all that own parameters, or those whose names match a pattern.
 
     Args:
         model: the model as given, wrapped or not.
         patterns: fnmatch patterns of names in the user's own model; None for all.
+        compiled: whether the loop calls the model through compiled code that cannot be seen here.
 
     Raises:
         LayerPatternError: no pattern matches any layer.
@@ -101,7 +104,7 @@ def select(model: nn.Module, patterns: Sequence[str] | None) -> Selection:
             for name, module in named
             if name in watched or _surrounds(name, module, inner, watched)
         ),
-        compiled=_compiled(model, named),
+        compiled=(type(inner).__name__,) if compiled else _compiled(model, named),
         sharded=tuple(
             layer.name
             for layer in layers

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any, Final, cast
 
-from ormas_core.errors import RecordFormatError
+from ormas_core.errors import ConfigError, RecordFormatError
 from ormas_core.events import EVENT_TYPES, Event
 
 MAX_SAFE_INTEGER: Final = 2**53 - 1
@@ -128,7 +128,10 @@ def _decode_dataclass(cls: Any, value: Json, at: str) -> Any:
         )
     if members:
         raise RecordFormatError(at, f"{at}: unexpected members {sorted(members)}")
-    return cls(**found)
+    try:
+        return cls(**found)
+    except ConfigError as error:
+        raise RecordFormatError(at, f"{at}: {error}") from None
 
 
 def _decode_enum(cls: type[Enum], value: Json, at: str) -> Enum:

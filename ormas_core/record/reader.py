@@ -68,7 +68,9 @@ def parse_line(raw: bytes) -> Line:
     """
     body, claimed = chain.unseal(raw)
     try:
-        members = json.loads(body, object_pairs_hook=_no_duplicates)
+        members = json.loads(
+            body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant
+        )
     except (ValueError, RecursionError) as error:
         raise RecordFormatError("json", f"not valid JSON: {error}") from None
     if not isinstance(members, dict):
@@ -103,6 +105,10 @@ def _tail(file: BinaryIO, block: int = 65536) -> bytes:
         if cut >= 0:
             return tail[cut + 1 :]
     return tail
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"bare {name}")
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from ormas_core.errors import RecordExistsError
-from ormas_core.events import Anchor, Event, Measurement
+from ormas_core.events import Anchor, Event, Measurement, RunStart
 from ormas_core.record import chain, codec
 from ormas_core.record.reader import METRICS_FILE, RECORD_FILE, last_line
 
@@ -44,10 +44,20 @@ class RecordWriter:
             for name in present:
                 (self.folder / name).unlink()
         self._record = _ChainedFile(self.folder / RECORD_FILE)
-        self._metrics = _ChainedFile(self.folder / METRICS_FILE)
+        try:
+            self._metrics = _ChainedFile(self.folder / METRICS_FILE)
+        except BaseException:
+            self._record.close()
+            raise
 
     def write(self, event: Event, /) -> None:
-        """Append `event` as one line, handed to the operating system before returning."""
+        """Append `event` as one line, handed to the operating system before returning.
+
+        After `close`, a `RunStart` continues the record.
+        """
+        if isinstance(event, RunStart):
+            self._record.reopen()
+            self._metrics.reopen()
         (self._metrics if isinstance(event, Measurement) else self._record).append(event)
 
     def anchor(self, step: int) -> Anchor:
@@ -70,18 +80,27 @@ class _ChainedFile:
     """One append-only chained file."""
 
     def __init__(self, path: Path) -> None:
-        tail = last_line(path)
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        tail = last_line(self._path)
         self.head = tail.hash if tail else chain.GENESIS
         self.lines = tail.seq + 1 if tail else 0
         # Unbuffered: a line is in the kernel when `append` returns, so a crash loses none.
-        self._file = path.open("ab", buffering=0)
+        self._file = self._path.open("ab", buffering=0)
+
+    def reopen(self) -> None:
+        """Continue the file after `close`; an open one stays as it is."""
+        if self._file.closed:
+            self._open()
 
     def append(self, event: Event) -> None:
         members = codec.encode(event)
         members["seq"] = self.lines
         members["prev"] = self.head
         line, head = chain.seal(members)
-        size = self._file.tell()
+        size = self._file.seek(0, os.SEEK_END)  # a failed write leaves the position behind
         try:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as write does

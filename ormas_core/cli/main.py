@@ -1,0 +1,48 @@
+"""`ormas-monitor`: finds the command and turns errors into exit codes.
+
+Exit codes of every command: 0 fine, 1 the command's own "no", 2 usage or nothing inspected.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Final
+
+from ormas_core.cli import demo, summary, verify
+from ormas_core.errors import OrmasError
+from ormas_core.version import VERSION
+
+COMMANDS: Final[Mapping[str, ModuleType]] = {
+    "demo": demo,
+    "summary": summary,
+    "verify": verify,
+}
+"""Each module has HELP, add_arguments(parser) and run(arguments) -> exit code."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = COMMANDS[arguments.command].run(arguments)
+    except (OrmasError, OSError) as error:
+        print(f"ormas-monitor {arguments.command}: {error}", file=sys.stderr)
+        return 2
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="ormas-monitor", description="Training health for PyTorch: records, and what they say."
+    )
+    parser.add_argument("--version", action="version", version=f"ormas {VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, module in COMMANDS.items():
+        command = commands.add_parser(name, help=module.HELP, description=module.__doc__)
+        module.add_arguments(command)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Translates the Trainer's events into calls of a `Monitor`."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from torch import Tensor, nn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ormas_core import (
+    Host,
+    Monitor,
+    MonitorOptions,
+    Stage,
+    check_options,
+)
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+
+class HFMonitorCallback(TrainerCallback):
+    """Watches a training: `Trainer(..., callbacks=[HFMonitorCallback()])`.
+
+    The loss is read from what the model returns, gradients at the end of backward, before the
+    Trainer clips them. The Trainer has no hook for exceptions, so close the record yourself::
+
+        try:
+            trainer.train()
+        finally:
+            callback.close()
+
+    or use the callback as a context manager. A second `train()` continues the record as a new
+    segment, with new baselines.
+
+    Args:
+        **options: options of `ormas_core.Monitor`, checked here and not when training starts.
+
+    Raises:
+        UnknownOptionError: an option does not exist.
+        ConfigError: an option has a value that cannot be used.
+    """
+
+    def __init__(self, **options: Unpack[MonitorOptions]) -> None:
+        self._options = check_options(options)
+        self._segments = 0
+        self._loss_hook: RemovableHandle | None = None
+        self._model: nn.Module | None = None
+        self._reader: _LossReader | None = None
+        self.monitor: Monitor | None = None
+        """The monitor of the training that is running, or of the last one."""
+
+    def note_loss(self, loss: Any) -> None:
+        """Take a loss that is computed outside the model, in place of what the model returns.
+
+        Args:
+            loss: tensor of any shape (its mean counts) or number, before the Trainer divides it.
+        """
+        if self.monitor is not None:
+            self.monitor.note_loss(loss)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the run and its record. Idempotent; never raises, so it masks no exception."""
+        self._unhook()
+        self._model = self._reader = None
+        if self.monitor is not None:
+            self.monitor.close(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        **kwargs: Any,
+    ) -> None:
+        """Start a run, or a further segment of the last one."""
+        self.close()
+        model, optimizer = kwargs["model"], kwargs.get("optimizer")
+        clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
+        options = MonitorOptions(**{"scaler": getattr(optimizer, "scaler", None), **self._options})
+        compiled = bool(getattr(args, "torch_compile", False))
+        self.monitor = Monitor(
+            model,
+            optimizer,
+            host=Host(
+                framework="transformers",
+                stage=Stage.PRE_CLIP if clips else Stage.UNSCALED,
+                prepares=True,
+                segment=self._segments,
+                compiled=compiled,
+            ),
+            **options,
+        )
+        self._segments += 1
+        if not compiled:
+            self._model = model
+            self._reader = _LossReader(
+                self.monitor,
+                getattr(optimizer, "gradient_state", None),
+                processes=args.world_size if _counts_all_tokens(args) else 1,
+                clips=clips,
+            )
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Observe the forward passes if this optimizer step is sampled."""
+        if self.monitor is None or not self.monitor.sampling:
+            return
+        self.monitor.prepare()
+        if self._loss_hook is None and self._model is not None and self._reader is not None:
+            self._loss_hook = self._model.register_forward_hook(self._reader, with_kwargs=True)
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Judge the check; make it now, after clipping, if the end of backward was not seen."""
+        self._unhook()
+        if self.monitor is not None:
+            clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
+            self.monitor.capture(Stage.CLIPPED if clips else Stage.UNSCALED)
+            self.monitor.step()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """End the run."""
+        self.close()
+
+    def _unhook(self) -> None:
+        if self._loss_hook is not None:
+            self._loss_hook.remove()
+            self._loss_hook = None
+
+
+class _LossReader:
+    """A forward hook of the model, on it during sampled steps only: reads the loss it returns.
+
+    Args:
+        monitor: takes the loss.
+        gradient_state: accelerate's; tells the last micro-batch of an optimizer step.
+        processes: factor by which the Trainer multiplies a loss that is divided by the number of
+            items over all processes.
+        clips: whether the Trainer clips, so that the check is made at the end of backward.
+    """
+
+    def __init__(
+        self, monitor: Monitor, gradient_state: Any, *, processes: int, clips: bool
+    ) -> None:
+        self._monitor = monitor
+        self._gradient_state = gradient_state
+        self._processes = processes
+        self._clips = clips
+
+    def __call__(
+        self, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        loss = _returned_loss(output)
+        if loss is None or not module.training:
+            return
+        if kwargs.get("num_items_in_batch") is None:
+            self._monitor.note_loss(loss, fallback=True)
+        else:
+            part = loss.detach() * self._processes
+            self._monitor.note_loss(part, reduction="sum", fallback=True)
+        if self._clips and getattr(self._gradient_state, "sync_gradients", True):
+            self._monitor.capture_after_backward(loss, Stage.PRE_CLIP)
+
+
+def _returned_loss(output: Any) -> Tensor | None:
+    """Return the loss where the Trainer looks for it, or None."""
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+    else:
+        loss = output[0] if isinstance(output, tuple | list) and output else None
+    return loss if isinstance(loss, Tensor) and loss.is_floating_point() else None
+
+
+def _counts_all_tokens(args: TrainingArguments) -> bool:
+    return bool(getattr(args, "average_tokens_across_devices", False))

@@ -1,0 +1,122 @@
+"""Translates Lightning's hooks into calls of a `Monitor`."""
+
+from collections.abc import Iterator
+from typing import Any, Unpack
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ormas_core import (
+    Host,
+    Mechanism,
+    MechanismState,
+    Monitor,
+    MonitorOptions,
+    Stage,
+    check_options,
+)
+
+
+class LightningMonitorCallback(Callback):
+    """Watches a fit: `Trainer(callbacks=[LightningMonitorCallback()])`.
+
+    Gradients are read unscaled and before clipping, once per optimizer update. Construct it with
+    the options of `ormas_core.Monitor`. A second `fit()` continues the record as a new segment.
+
+    Args:
+        **options: options of `Monitor`, checked here and not when training starts.
+
+    Raises:
+        UnknownOptionError: an option does not exist.
+        ConfigError: an option has a value that cannot be used.
+    """
+
+    def __init__(self, **options: Unpack[MonitorOptions]) -> None:
+        self._options = check_options(options)
+        self._segments = 0
+        self._optimizer: Optimizer | None = None
+        self._scaled = False
+        self.monitor: Monitor | None = None
+        """The monitor of the fit that is running, or of the last one."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start a run, or a further segment of the last one."""
+        self._close()
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._scaled = scaler is not None
+        self._optimizer = _first_optimizer(trainer)
+        options = MonitorOptions(**{"scaler": scaler, **self._options})
+        self.monitor = Monitor(
+            pl_module,
+            self._optimizer,
+            host=Host(
+                framework="lightning",
+                stage=Stage.PRE_CLIP if trainer.gradient_clip_val else Stage.UNSCALED,
+                prepares=True,
+                segment=self._segments,
+                # Lightning keeps what torch.compile returned to itself and hands out the module.
+                compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
+                notes=tuple(_notes(trainer)),
+            ),
+            **options,
+        )
+        self._segments += 1
+
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Observe the forward pass if this optimizer step is sampled."""
+        if self.monitor is not None:
+            self.monitor.prepare()
+
+    def on_before_backward(
+        self, trainer: Trainer, pl_module: LightningModule, loss: Tensor
+    ) -> None:
+        """Note the loss as `training_step` returned it."""
+        if self.monitor is None or not self.monitor.sampling:
+            return
+        # Automatic optimization divides by the accumulation before this hook.
+        parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+        self.monitor.note_loss(loss.detach() * parts, scaled=self._scaled)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
+    ) -> None:
+        """Make the check: backward is done, gradients are unscaled, clipping has not begun."""
+        if self.monitor is not None and (self._optimizer is None or optimizer is self._optimizer):
+            self.monitor.step()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the run."""
+        self._close()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """End the run as interrupted."""
+        self._close(exception)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """End the run if nothing else has."""
+        if stage == "fit":
+            self._close()
+
+    def _close(self, error: BaseException | None = None) -> None:
+        if self.monitor is not None:
+            self.monitor.close(error)
+
+
+def _first_optimizer(trainer: Trainer) -> Optimizer | None:
+    usable = [opt for opt in trainer.optimizers if isinstance(opt, Optimizer)]
+    return usable[0] if usable else None
+
+
+def _notes(trainer: Trainer) -> Iterator[Mechanism]:
+    if len(trainer.optimizers) > 1:
+        yield Mechanism(
+            name="optimizers",
+            state=MechanismState.PARTIAL,
+            reason=f"{len(trainer.optimizers)} optimizers: checks are made at the steps of the "
+            "first one only",
+        )
