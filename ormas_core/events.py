@@ -203,6 +203,7 @@ class Measurement(_Event):
         outputs: in backward order, whether the gradient at each module's output was finite; filled
             only when `nonfinite` is not empty.
         channels: channel maxima of the layers whose outputs were seen.
+        cost_ns: time the training thread spent on reading this check.
     """
 
     kind: ClassVar[str] = "measurement"
@@ -217,6 +218,7 @@ class Measurement(_Event):
     nonfinite: tuple[NonfiniteCount, ...] = ()
     outputs: tuple[OutputGradient, ...] = ()
     channels: tuple[ChannelSummary, ...] = ()
+    cost_ns: int = 0
 
     @property
     def has_gradient(self) -> bool:

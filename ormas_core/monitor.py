@@ -7,6 +7,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -239,7 +240,10 @@ class Monitor:
         hook_error = self._collector.watch.error
         if hook_error is not None:
             raise hook_error
-        return self._collector.read(self._attempt, stage)
+        began = time.perf_counter_ns()
+        reading = self._collector.read(self._attempt, stage)
+        cost_ns = time.perf_counter_ns() - began
+        return replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
 
     def _check(self, loss: Any) -> None:
         if loss is not None:

@@ -1,5 +1,6 @@
 """Where events go. A sink has two methods; a failing one never reaches training."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -69,10 +70,15 @@ class Fanout:
             try:
                 sink.write(event)
             except Exception as error:  # noqa: BLE001 - no sink may reach training
-                self._sinks.remove(sink)
+                self._drop(sink)
                 failures.append(self._failure(sink, error, event.step))
         # Each failure has shortened the list, so this ends.
         return failures + [again for failure in failures for again in self._deliver(failure)]
+
+    def _drop(self, sink: Sink) -> None:
+        self._sinks = [other for other in self._sinks if other is not sink]
+        with contextlib.suppress(Exception):  # its failure is being reported already
+            sink.close()
 
     def _failure(self, sink: Sink, error: Exception, step: int) -> SinkError:
         logging.getLogger("ormas").warning(

@@ -3,6 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+_LARGEST: Final = 1e150
+"""Beyond it the square of a difference overflows, and the variance would be inf or NaN for good."""
 
 
 @dataclass(slots=True)
@@ -11,7 +15,8 @@ class Baseline:
 
     Up to `memory` values it is exactly Welford's recurrence for the population variance
     (B. P. Welford, Technometrics 4(3), 1962); from there on each new value has weight 1/memory,
-    which makes it an exponential window. Non-finite values are never added.
+    which makes it an exponential window. Non-finite values are never added, nor are those beyond
+    1e150, whose squares are not finite.
     """
 
     memory: int
@@ -20,8 +25,8 @@ class Baseline:
     variance: float = 0.0
 
     def add(self, value: float) -> None:
-        """Take `value` into the baseline, unless it is NaN or infinite."""
-        if not math.isfinite(value):
+        """Take `value` into the baseline, unless it is NaN, infinite or beyond 1e150."""
+        if math.isnan(value) or abs(value) > _LARGEST:
             return
         self.count += 1
         weight = 1.0 / min(self.count, self.memory)

@@ -95,6 +95,7 @@ class GradientRule:
             layer.baseline.add(value)
             return
         if found is layer.open:
+            layer.pending, layer.pending_checks = None, 0
             return
         layer.pending_checks = layer.pending_checks + 1 if found is layer.pending else 1
         layer.pending = found

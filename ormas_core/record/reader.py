@@ -68,9 +68,7 @@ def parse_line(raw: bytes) -> Line:
     """
     body, claimed = chain.unseal(raw)
     try:
-        members = json.loads(
-            body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant
-        )
+        members = json.loads(body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RecordFormatError("json", f"not valid JSON: {error}") from None
     if not isinstance(members, dict):

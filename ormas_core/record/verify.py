@@ -91,6 +91,7 @@ class _Scan:
     hashes: list[str] = field(default_factory=list)
     anchors: list[tuple[int, Anchor]] = field(default_factory=list)
     ended: bool = False
+    closed: bool = False
     failure: str = ""
     torn_at: int | None = None
 
@@ -133,8 +134,9 @@ def _note(scan: _Scan, line: Line) -> None:
     match line.event:
         case Anchor():
             scan.anchors.append((len(scan.hashes), line.event))
+            scan.closed = scan.ended
         case RunStart():
-            scan.ended = False
+            scan.ended = scan.closed = False
         case RunEnd():
             scan.ended = True
         case _:
@@ -181,10 +183,10 @@ def _anchor_errors(place: int, anchor: Anchor, record: _Scan, metrics: _Scan) ->
 
 
 def _completeness(record: _Scan) -> Check:
-    if record.ended and record.torn_at is None:
-        return Check("completeness", Outcome.PASS, "The record ends in run_end.")
-    return Check(
-        "completeness",
-        Outcome.ABSENT,
-        "INTERRUPTED: the record has no run_end; it is whole up to its last line.",
-    )
+    # Without the closing anchor, metrics rows may be missing as well: nothing pins them.
+    if record.closed and record.torn_at is None:
+        return Check("completeness", Outcome.PASS, "The record ends in run_end and its anchor.")
+    sentence = "INTERRUPTED: the record does not end in run_end and its anchor"
+    if not record.failure:
+        sentence += "; it is whole up to its last line"
+    return Check("completeness", Outcome.ABSENT, f"{sentence}.")
