@@ -21,30 +21,21 @@ if TYPE_CHECKING:
     from ormas_core.events import Alarm as Alarm
     from ormas_core.events import AlarmCleared as AlarmCleared
     from ormas_core.events import Anchor as Anchor
-    from ormas_core.events import ChannelSummary as ChannelSummary
-    from ormas_core.events import Diagnosis as Diagnosis
     from ormas_core.events import Event as Event
     from ormas_core.events import LossRecovered as LossRecovered
     from ormas_core.events import LossReduced as LossReduced
     from ormas_core.events import LossSpike as LossSpike
     from ormas_core.events import Manifest as Manifest
     from ormas_core.events import Measurement as Measurement
-    from ormas_core.events import Mechanism as Mechanism
-    from ormas_core.events import MechanismState as MechanismState
     from ormas_core.events import MonitorError as MonitorError
     from ormas_core.events import NoGradients as NoGradients
-    from ormas_core.events import NonfiniteCount as NonfiniteCount
     from ormas_core.events import NonfiniteGradient as NonfiniteGradient
     from ormas_core.events import NonfiniteLoss as NonfiniteLoss
     from ormas_core.events import NotLearning as NotLearning
-    from ormas_core.events import OutputGradient as OutputGradient
     from ormas_core.events import RunEnd as RunEnd
     from ormas_core.events import RunStart as RunStart
-    from ormas_core.events import Severity as Severity
     from ormas_core.events import SinkError as SinkError
     from ormas_core.events import SkippedStep as SkippedStep
-    from ormas_core.events import Stage as Stage
-    from ormas_core.events import Status as Status
     from ormas_core.facts import TROUBLE as TROUBLE
     from ormas_core.facts import FactsFold as FactsFold
     from ormas_core.facts import RunFacts as RunFacts
@@ -59,11 +50,21 @@ if TYPE_CHECKING:
     from ormas_core.record import Verification as Verification
     from ormas_core.record import read_metrics as read_metrics
     from ormas_core.record import read_record as read_record
+    from ormas_core.record import read_run as read_run
     from ormas_core.record import verify_record as verify_record
     from ormas_core.report import summary as summary
     from ormas_core.sinks import LoggingSink as LoggingSink
     from ormas_core.sinks import MemorySink as MemorySink
     from ormas_core.sinks import Sink as Sink
+    from ormas_core.terms import ChannelSummary as ChannelSummary
+    from ormas_core.terms import Diagnosis as Diagnosis
+    from ormas_core.terms import Mechanism as Mechanism
+    from ormas_core.terms import MechanismState as MechanismState
+    from ormas_core.terms import NonfiniteCount as NonfiniteCount
+    from ormas_core.terms import OutputGradient as OutputGradient
+    from ormas_core.terms import Severity as Severity
+    from ormas_core.terms import Stage as Stage
+    from ormas_core.terms import Status as Status
     from ormas_core.version import VERSION as __version__  # noqa: N811 - the conventional name
 
 _HOMES: Final = {
@@ -83,39 +84,48 @@ _HOMES: Final = {
         "Alarm",
         "AlarmCleared",
         "Anchor",
-        "ChannelSummary",
-        "Diagnosis",
         "Event",
         "LossRecovered",
         "LossReduced",
         "LossSpike",
         "Manifest",
         "Measurement",
-        "Mechanism",
-        "MechanismState",
         "MonitorError",
         "NoGradients",
-        "NonfiniteCount",
         "NonfiniteGradient",
         "NonfiniteLoss",
         "NotLearning",
-        "OutputGradient",
         "RunEnd",
         "RunStart",
-        "Severity",
         "SinkError",
         "SkippedStep",
-        "Stage",
-        "Status",
     ),
     "facts": ("TROUBLE", "FactsFold", "RunFacts", "Trouble", "run_facts"),
     "host": ("Host",),
     "messages": ("describe",),
     "monitor": ("Monitor",),
     "options": ("MonitorOptions", "check_options"),
-    "record": ("RecordWriter", "Verification", "read_metrics", "read_record", "verify_record"),
+    "record": (
+        "RecordWriter",
+        "Verification",
+        "read_metrics",
+        "read_record",
+        "read_run",
+        "verify_record",
+    ),
     "report": ("summary",),
     "sinks": ("LoggingSink", "MemorySink", "Sink"),
+    "terms": (
+        "ChannelSummary",
+        "Diagnosis",
+        "Mechanism",
+        "MechanismState",
+        "NonfiniteCount",
+        "OutputGradient",
+        "Severity",
+        "Stage",
+        "Status",
+    ),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,7 +1,7 @@
 """Every threshold of the monitor, in one frozen value that is stored whole in the record."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -96,8 +96,7 @@ def _require_number(name: str, value: object, least: float) -> float:
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not math.isfinite(value)
-        or value < least
+        or not least <= value <= sys.float_info.max
     ):
         raise ConfigError(name, f"{name} must be a finite number >= {least}; got {value!r}")
     return float(value)

@@ -14,17 +14,14 @@ from ormas_core.events import (
     LossSpike,
     Manifest,
     Measurement,
-    Mechanism,
-    MechanismState,
     NonfiniteGradient,
     NonfiniteLoss,
     NotLearning,
     RunEnd,
     RunStart,
-    Severity,
     SinkError,
-    Status,
 )
+from ormas_core.terms import Mechanism, MechanismState, Severity, Status
 
 TROUBLE: Final = (Alarm, LossSpike, NonfiniteLoss, NonfiniteGradient, NotLearning)
 """The kinds of event that count as alarms of a run."""
@@ -33,6 +30,8 @@ GAPS: Final = (MechanismState.OFF, MechanismState.PARTIAL, MechanismState.UNOBSE
 """Manifest states in which something that is there is not fully observed."""
 
 Trouble = Alarm | LossSpike | NonfiniteLoss | NonfiniteGradient | NotLearning
+
+_BLIND: Final = "checks_without_gradients"
 
 _WORST_FIRST: Final = (
     Status.PROBLEM,
@@ -55,6 +54,7 @@ class RunFacts:
         segments: how often the loop was started on this record.
         steps: optimizer updates completed in the last segment.
         checks: checks made in the last segment.
+        blind_checks: how many of them saw no gradient.
         alarms: everything that counts as an alarm, in order, over all segments.
         open_layers: layers whose alarm has not cleared -> that alarm.
         gaps: what the latest manifest says is not fully observed.
@@ -68,6 +68,7 @@ class RunFacts:
     segments: int
     steps: int
     checks: int
+    blind_checks: int
     alarms: tuple[Trouble, ...]
     open_layers: Mapping[str, Alarm]
     gaps: tuple[Mechanism, ...]
@@ -131,6 +132,7 @@ class FactsFold:
                 self.head = event.head
             case RunEnd():
                 self.end, self.steps, self.checks = event, event.steps, event.checks
+                self.blind_checks = event.counts.get(_BLIND, self.blind_checks)
             case _:
                 pass
         self.counts[event.kind] += 1
@@ -152,6 +154,7 @@ class FactsFold:
             segments=self.segments,
             steps=self.steps,
             checks=self.checks,
+            blind_checks=self.blind_checks,
             alarms=tuple(self.alarms),
             open_layers=dict(self.open_layers),
             gaps=tuple(m for m in self.mechanisms if m.state in GAPS),
@@ -174,7 +177,7 @@ class FactsFold:
 
     def totals(self) -> dict[str, int]:
         """Return the counts of this segment for its `RunEnd`."""
-        return {**self.counts, "checks_without_gradients": self.blind_checks}
+        return {**self.counts, _BLIND: self.blind_checks}
 
     def _unobserved(self) -> bool:
         return any(

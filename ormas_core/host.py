@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from ormas_core.events import Mechanism, Stage
+from ormas_core.terms import Mechanism, Stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,11 +1,22 @@
-"""What of a run is observed and what is not, and why: the lines of a `Manifest`."""
+"""What a run is, what of it is observed and what is not, and why."""
 
+import platform
+import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
-from ormas_core.events import Mechanism, MechanismState, Stage
-from ormas_core.hooks import Selection
+import torch
+from torch import nn
+
+from ormas_core import ranks
+from ormas_core.config import MonitorConfig
+from ormas_core.events import RunStart
+from ormas_core.hooks import Reading, Selection
 from ormas_core.host import Host
+from ormas_core.terms import Mechanism, MechanismState, Stage
+from ormas_core.version import RECORD_SCHEMA, VERSION
+
+_STAGE: Final = "gradient_stage"
 
 
 def first_lines(
@@ -14,7 +25,7 @@ def first_lines(
     """Return what is known before the first step."""
     return (
         *_gradient_norms(selection),
-        _stage(host),
+        _stage_line(host.stage),
         *_forward(selection),
         _optimizer(optimizer),
         _scaling(scaler),
@@ -23,56 +34,102 @@ def first_lines(
     )
 
 
-def observed_lines(
-    first: Sequence[Mechanism],
-    *,
-    idle: Sequence[str],
-    uncalled: Sequence[str],
-    checks: int,
-    loss_seen: bool,
-    loss_problem: str,
-) -> tuple[Mechanism, ...]:
-    """Return the lines with what the first checks have shown.
+def run_start(
+    selection: Selection, config: MonitorConfig, host: Host, optimizer: Any, name: str | None
+) -> RunStart:
+    """Return the event that begins a run or a segment."""
+    parameters = [p for p in selection.model.parameters() if not nn.parameter.is_lazy(p)]
+    return RunStart(
+        step=0,
+        run_id=uuid.uuid4().hex,
+        name=name,
+        framework=host.framework,
+        model=type(selection.model).__name__,
+        optimizer=type(optimizer).__name__ if optimizer is not None else None,
+        layers=tuple(layer.name for layer in selection.layers),
+        parameters=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        world_size=ranks.world_size(),
+        segment=host.segment,
+        schema=RECORD_SCHEMA,
+        versions={
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "ormas": VERSION,
+        },
+        config=config,
+    )
+
+
+class Sightings:
+    """What the first checks have shown, and what they have not.
 
     Args:
-        first: the lines so far.
-        idle: layers that require a gradient and never had one.
-        uncalled: layers whose forward call was never seen though gradients were.
-        checks: checks made.
-        loss_seen: whether any check had a loss.
-        loss_problem: why a given loss could not be used, if so.
+        first: the lines known before the first step.
+        selection: the watched layers.
     """
-    lines = list(first)
-    if idle:
-        lines.append(
-            Mechanism(
+
+    def __init__(self, first: Sequence[Mechanism], selection: Selection) -> None:
+        self._first = tuple(first)
+        self._idle = {layer.name for layer in selection.layers} - set(selection.sharded)
+        self._uncalled = set() if selection.compiled else set(self._idle)
+        self._loss = False
+        self._clipped = False
+        self._loss_problem = ""
+
+    def note(self, reading: Reading) -> None:
+        """Take what one check has seen."""
+        measurement = reading.measurement
+        self._idle.difference_update(
+            name
+            for name, norm in zip(measurement.layers, measurement.norms, strict=True)
+            if norm is not None
+        )
+        self._uncalled -= reading.called
+        self._loss_problem = reading.loss_problem or self._loss_problem
+        self._loss = self._loss or measurement.loss is not None
+        self._clipped = self._clipped or measurement.stage is Stage.CLIPPED
+
+    def lines(self, trainable: Sequence[str], checks: int) -> tuple[Mechanism, ...]:
+        """Return the first lines with what has shown up, or not, in so many checks.
+
+        Args:
+            trainable: layers that require a gradient now.
+            checks: checks made.
+        """
+        return (
+            *(line for line in self._first if not (self._clipped and line.name == _STAGE)),
+            *self._unseen(trainable, checks),
+            *([_stage_line(Stage.CLIPPED)] if self._clipped else []),
+            Mechanism(name="loss", state=MechanismState.ACTIVE)
+            if self._loss
+            else Mechanism(
+                name="loss",
+                state=MechanismState.OFF,
+                reason=self._loss_problem
+                or "no loss was given: pass it to step(loss) or note_loss(loss)",
+            ),
+        )
+
+    def _unseen(self, trainable: Sequence[str], checks: int) -> Iterator[Mechanism]:
+        idle = tuple(name for name in trainable if name in self._idle)
+        uncalled = tuple(n for n in trainable if n in self._uncalled and n not in self._idle)
+        if idle:
+            yield Mechanism(
                 name="gradient_norms",
                 state=MechanismState.UNOBSERVABLE,
                 reason=f"requires a gradient and had none in the first {checks} checks: unused in "
                 "the forward pass, or detached from the loss",
-                layers=tuple(idle),
+                layers=idle,
             )
-        )
-    if uncalled:
-        lines.append(
-            Mechanism(
+        if uncalled:
+            yield Mechanism(
                 name="channel_maxima",
                 state=MechanismState.UNOBSERVABLE,
                 reason="no forward call of the module was seen: its parameters are used directly, "
                 "by a replica, or by compiled code",
-                layers=tuple(uncalled),
+                layers=uncalled,
             )
-        )
-    lines.append(
-        Mechanism(name="loss", state=MechanismState.ACTIVE)
-        if loss_seen
-        else Mechanism(
-            name="loss",
-            state=MechanismState.OFF,
-            reason=loss_problem or "no loss was given: pass it to step(loss) or note_loss(loss)",
-        )
-    )
-    return tuple(lines)
 
 
 def _gradient_norms(selection: Selection) -> Iterator[Mechanism]:
@@ -119,15 +176,15 @@ def _gradient_norms(selection: Selection) -> Iterator[Mechanism]:
         )
 
 
-def _stage(host: Host) -> Mechanism:
-    if host.stage is Stage.CLIPPED:
+def _stage_line(stage: Stage) -> Mechanism:
+    if stage is Stage.CLIPPED:
         return Mechanism(
-            name="gradient_stage",
+            name=_STAGE,
             state=MechanismState.PARTIAL,
             reason="gradients are seen after clipping: an explosion in one layer shows as shrunken "
             "gradients in the others",
         )
-    return Mechanism(name="gradient_stage", state=MechanismState.ACTIVE, reason=host.stage.value)
+    return Mechanism(name=_STAGE, state=MechanismState.ACTIVE, reason=stage.value)
 
 
 def _forward(selection: Selection) -> Iterator[Mechanism]:

@@ -6,14 +6,12 @@ from ormas_core.events import (
     Alarm,
     AlarmCleared,
     Anchor,
-    Diagnosis,
     Event,
     LossRecovered,
     LossReduced,
     LossSpike,
     Manifest,
     Measurement,
-    MechanismState,
     MonitorError,
     NoGradients,
     NonfiniteGradient,
@@ -24,6 +22,7 @@ from ormas_core.events import (
     SinkError,
     SkippedStep,
 )
+from ormas_core.terms import Diagnosis, MechanismState
 
 _WITHOUT_GAP: Final = (MechanismState.ACTIVE, MechanismState.UNUSED)
 
@@ -94,8 +93,9 @@ def _describe_frame(event: RunStart | Manifest | RunEnd | Anchor | Measurement) 
 
 
 def _describe_nonfinite(event: NonfiniteGradient) -> str:
-    first = event.layers[0]
-    text = f"{event.layer}: gradient has {first.nan} NaN and {first.inf} Inf"
+    own = [count for count in event.layers if count.layer == event.layer]
+    found = f"has {own[0].nan} NaN and {own[0].inf} Inf" if own else "is not finite"
+    text = f"{event.layer}: gradient {found}"
     if event.loss is not None:
         text += f" at loss {event.loss:.4g}"
     text += ". Going backward it is the first affected layer"
@@ -106,7 +106,7 @@ def _describe_nonfinite(event: NonfiniteGradient) -> str:
             f"; the gradient at the output of {event.after} was finite, at the output of "
             f"{event.before} it was not"
         )
-    others = len(event.layers) - 1
+    others = len(event.layers) - len(own)
     return text + (f". {others} further layers are consequences." if others else ".")
 
 

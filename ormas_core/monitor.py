@@ -2,32 +2,38 @@
 
 import logging
 import os
-import platform
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 import torch
 from torch import nn
 
-from ormas_core import manifest, ranks
+from ormas_core import ranks
 from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Event, Manifest, Mechanism, MonitorError, RunEnd, RunStart, Stage
+from ormas_core.events import Event, Manifest, MonitorError, RunEnd
 from ormas_core.facts import FactsFold, RunFacts
-from ormas_core.hooks import Collector, Reading, Reduction, Selection, after_backward, select
+from ormas_core.hooks import Collector, Reading, Reduction, after_backward, select, unwrap_optimizer
 from ormas_core.host import PLAIN_LOOP, Host
-from ormas_core.options import DEFAULTS, check_out, check_repair, check_sinks, make_config
+from ormas_core.manifest import Sightings, first_lines, run_start
+from ormas_core.options import (
+    DEFAULTS,
+    check_name,
+    check_out,
+    check_repair,
+    check_sinks,
+    make_config,
+)
 from ormas_core.record import RecordWriter
 from ormas_core.sinks import Fanout, LoggingSink, Sink
-from ormas_core.version import RECORD_SCHEMA, VERSION
+from ormas_core.terms import Stage
 
 _LOG: Final = logging.getLogger("ormas")
+_ERROR_LIMIT: Final = 500
 
 
 class Monitor:
@@ -93,36 +99,30 @@ class Monitor:
         self.config = make_config(config, shortcuts)
         check_repair(repair)
         check_out(out)
+        check_name(name)
         extra = check_sinks(sinks)
         selection = select(model, self.config.layers, compiled=host.compiled)
-        optimizer = _inner_optimizer(optimizer)
+        optimizer = unwrap_optimizer(optimizer)
         self._host = host
         self._every = self.config.check_every
         self._attempt = 0
         self._reading: Reading | None = None
-        self._closed = False
+        self._closed = self._sampling = False
         # An exception already being handled when the run began is not the one that ends it.
         self._handled = id(sys.exc_info()[1])
         self._collector: Collector | None = Collector(selection, optimizer, scaler)
         self._alarms = AlarmEngine(self.config)
         self._facts = FactsFold()
-        self._idle = {layer.name for layer in selection.layers} - set(selection.sharded)
-        self._uncalled = set(self._idle)
-        self._loss_seen = False
-        self._loss_problem = ""
 
-        self._record: RecordWriter | None = None
+        self._record = None
         if ranks.rank() == 0:
             self._record = RecordWriter(out, overwrite=overwrite, append=host.segment > 0)
-            log = (LoggingSink(),) if verbose else ()
-            self._fanout = Fanout((self._record, *extra, *log), clock)
-        else:
-            self._fanout = Fanout((), clock)
-        self._manifest = manifest.first_lines(
-            selection, host, optimizer, scaler, ranks.world_size()
-        )
-        self._emit(_run_start(selection, self.config, host, optimizer, name))
-        self._emit(Manifest(step=0, mechanisms=self._manifest))
+            extra = (self._record, *extra, *([LoggingSink()] if verbose else []))
+        self._fanout = Fanout(extra if self._record else (), clock)
+        self._emit(run_start(selection, self.config, host, optimizer, name))
+        lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
+        self._sightings = Sightings(lines, selection)
+        self._emit(Manifest(step=0, mechanisms=lines))
         if not host.prepares:
             self.prepare()
 
@@ -133,8 +133,8 @@ class Monitor:
 
     @property
     def sampling(self) -> bool:
-        """Whether the optimizer step in progress is a sampled one."""
-        return self._collector is not None and self._attempt % self._every == 0
+        """Whether the optimizer step in progress is prepared and sampled."""
+        return self._sampling
 
     def prepare(self) -> None:
         """Observe the forward passes from here on, if this optimizer step is sampled.
@@ -142,6 +142,7 @@ class Monitor:
         For hosts with `prepares`: call it before the first forward pass of each optimizer step.
         """
         if self._collector is not None and self._attempt % self._every == 0:
+            self._sampling = True
             self._collector.arm()
 
     def note_loss(
@@ -161,32 +162,25 @@ class Monitor:
             scaled: whether `loss` is multiplied by the loss scale.
             fallback: count it only if the step gets no other loss.
         """
-        if self._collector is None or self._attempt % self._every:
-            return
-        try:
-            self._collector.losses.add(loss, reduction=reduction, scaled=scaled, fallback=fallback)
-        except Exception as error:  # noqa: BLE001 - never raise into training
-            self._fail(error)
+        if self._sampling and self._collector is not None:
+            add = self._collector.losses.add
+            self._safely(lambda: add(loss, reduction=reduction, scaled=scaled, fallback=fallback))
 
     def capture(self, stage: Stage) -> None:
         """Make the check of this optimizer step now; the next `step()` only judges it.
 
         For hosts that see the gradients at a better moment than `step()`, such as before clipping.
         """
-        if self._collector is None or self._attempt % self._every or self._reading is not None:
-            return
-        try:
-            self._reading = self._read(stage)
-        except Exception as error:  # noqa: BLE001 - never raise into training
-            self._fail(error)
+        if self._sampling and self._reading is None:
+            self._safely(lambda: self._capture(stage))
 
     def capture_after_backward(self, loss: Any, stage: Stage) -> None:
         """Do `capture` at the end of the next backward pass through `loss`, a tensor with a graph.
 
         That is after data-parallel reduction and before the host can clip.
         """
-        if self.sampling and isinstance(loss, torch.Tensor) and loss.requires_grad:
-            after_backward(loss, partial(self.capture, stage))
+        if self._sampling and isinstance(loss, torch.Tensor) and loss.requires_grad:
+            self._safely(lambda: after_backward(loss, lambda: self.capture(stage)))
 
     def step(self, loss: Any = None) -> None:
         """Tell the monitor that an optimizer step is due: after backward(), before the update.
@@ -197,10 +191,8 @@ class Monitor:
         if self._collector is None:
             return
         if self._attempt % self._every == 0:
-            try:
-                self._check(loss)
-            except Exception as error:  # noqa: BLE001 - never raise into training
-                self._fail(error)
+            self._safely(lambda: self._check(loss))
+            self._sampling = False
         self._attempt += 1
         if not self._host.prepares:
             self.prepare()
@@ -214,8 +206,7 @@ class Monitor:
         """
         if self._closed:
             return
-        self._closed = True
-        pending = sys.exc_info()[1]
+        self._closed, pending = True, sys.exc_info()[1]
         if error is None and id(pending) != self._handled:
             error = pending
         try:
@@ -234,69 +225,45 @@ class Monitor:
     ) -> None:
         self.close(error)
 
-    def _read(self, stage: Stage) -> Reading:
-        assert self._collector is not None  # noqa: S101 - both callers have looked
-        self._loss_problem = self._collector.losses.problem or self._loss_problem
-        hook_error = self._collector.watch.error
-        if hook_error is not None:
-            raise hook_error
+    def _safely(self, call: Callable[[], None]) -> None:
+        """Stop watching if `call` fails; training goes on."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - never raise into training
+            self._release()
+            text = f"{type(error).__name__}: {error}"
+            self._emit(MonitorError(step=self._attempt, error=text[:_ERROR_LIMIT]))
+
+    def _capture(self, stage: Stage) -> None:
+        if self._collector is None:
+            return
         began = time.perf_counter_ns()
         reading = self._collector.read(self._attempt, stage)
         cost_ns = time.perf_counter_ns() - began
-        return replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
+        self._reading = replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
 
     def _check(self, loss: Any) -> None:
         if loss is not None:
             self.note_loss(loss)
-        reading, self._reading = self._reading or self._read(self._host.stage), None
+        if self._reading is None:
+            self._capture(self._host.stage)
+        assert self._reading is not None  # noqa: S101 - captured one line above
+        reading, self._reading = self._reading, None
         measurement = reading.measurement
         self._emit(measurement)
         for event in self._alarms.update(measurement):
             self._emit(event)
-        self._observe(reading)
+        self._sightings.note(reading)
+        if self._facts.checks == self.config.warmup:
+            lines = self._sightings.lines(measurement.layers, self.config.warmup)
+            self._emit(Manifest(step=measurement.step, mechanisms=lines))
         if self._record is not None and self._facts.checks % self.config.anchor_every == 0:
             self._emit(self._record.anchor(measurement.step))
-
-    def _observe(self, reading: Reading) -> None:
-        """Note what has shown up; when the warm-up is over, say what has not."""
-        measurement = reading.measurement
-        self._idle.difference_update(
-            name
-            for name, norm in zip(measurement.layers, measurement.norms, strict=True)
-            if norm is not None
-        )
-        self._uncalled -= reading.called
-        self._loss_seen = self._loss_seen or measurement.loss is not None
-        if self._facts.checks == self.config.warmup:
-            self._emit(
-                Manifest(step=measurement.step, mechanisms=self._observed(measurement.layers))
-            )
-
-    def _observed(self, trainable: Sequence[str]) -> tuple[Mechanism, ...]:
-        compiled = any(m.name == "channel_maxima" and m.layers for m in self._manifest)
-        return manifest.observed_lines(
-            self._manifest,
-            idle=[name for name in trainable if name in self._idle],
-            uncalled=[
-                name
-                for name in trainable
-                if name in self._uncalled and name not in self._idle and not compiled
-            ],
-            checks=self._facts.checks,
-            loss_seen=self._loss_seen,
-            loss_problem=self._loss_problem,
-        )
 
     def _emit(self, event: Event) -> None:
         self._facts.add(event)
         for failure in self._fanout.emit(event):
             self._facts.add(failure)
-
-    def _fail(self, error: Exception) -> None:
-        """Stop watching over a failure of the monitor's own; training goes on."""
-        self._release()
-        text = f"{type(error).__name__}: {error}"
-        self._emit(MonitorError(step=self._attempt, error=text[:500]))
 
     def _release(self) -> None:
         """Let go of the model."""
@@ -304,6 +271,7 @@ class Monitor:
             self._collector.disarm()
             self._collector = None
         self._reading = None
+        self._sampling = False
 
     def _end(self, error: str | None) -> None:
         skipped = self._collector.skipped if self._collector is not None else 0
@@ -323,38 +291,3 @@ class Monitor:
             self._emit(self._record.anchor(steps))
         for failure in self._fanout.close(steps):
             self._facts.add(failure)
-
-
-def _inner_optimizer(optimizer: Any) -> Any:
-    """Return the torch optimizer inside the wrappers of Lightning and accelerate."""
-    while optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-        optimizer = getattr(optimizer, "optimizer", None)
-    # accelerate's wrapper is itself an Optimizer.
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def _run_start(
-    selection: Selection, config: MonitorConfig, host: Host, optimizer: Any, name: str | None
-) -> RunStart:
-    parameters = [p for p in selection.model.parameters() if not nn.parameter.is_lazy(p)]
-    return RunStart(
-        step=0,
-        run_id=uuid.uuid4().hex,
-        name=name,
-        framework=host.framework,
-        model=type(selection.model).__name__,
-        optimizer=type(optimizer).__name__ if optimizer is not None else None,
-        layers=tuple(layer.name for layer in selection.layers),
-        parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        world_size=ranks.world_size(),
-        segment=host.segment,
-        schema=RECORD_SCHEMA,
-        versions={
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "ormas": VERSION,
-        },
-        config=config,
-    )

@@ -64,6 +64,7 @@ def check_options(options: MonitorOptions) -> MonitorOptions:
     sinks = check_sinks(options.get("sinks", ()))
     check_repair(options.get("repair", False))
     check_out(options.get("out", "ormas_run"))
+    check_name(options.get("name"))
     return MonitorOptions(**{**options, "sinks": sinks})
 
 
@@ -79,7 +80,7 @@ def check_sinks(sinks: object) -> tuple[Sink, ...]:
     for sink in found:
         if isinstance(sink, type) or not isinstance(sink, Sink):
             raise ConfigError(
-                "sinks", f"a sink needs the methods write(event) and close(); got {sink!r}"
+                "sinks", f"each of sinks needs the methods write(event) and close(); got {sink!r}"
             )
     return found
 
@@ -94,6 +95,16 @@ def check_repair(repair: object) -> None:
         raise ConfigError(
             "repair", f"repair={repair!r}: this version watches and does not repair; leave it False"
         )
+
+
+def check_name(name: object) -> None:
+    """Refuse a run name that the record could not hold.
+
+    Raises:
+        ConfigError: `name` is neither text nor None.
+    """
+    if name is not None and not isinstance(name, str):
+        raise ConfigError("name", f"name must be a text or None; got {name!r}")
 
 
 def check_out(out: object) -> None:

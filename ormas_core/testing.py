@@ -4,8 +4,9 @@ from collections.abc import Callable, Iterable
 
 from ormas_core.alarms import Rule
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Event, Measurement, RunEnd, RunStart, Stage, Status
+from ormas_core.events import Event, Measurement, RunEnd, RunStart
 from ormas_core.sinks import Sink
+from ormas_core.terms import Stage, Status
 from ormas_core.version import RECORD_SCHEMA
 
 

@@ -116,9 +116,11 @@ class HFMonitorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Observe the forward passes if this optimizer step is sampled."""
-        if self.monitor is None or not self.monitor.sampling:
+        if self.monitor is None:
             return
         self.monitor.prepare()
+        if not self.monitor.sampling:
+            return
         if self._loss_hook is None and self._model is not None and self._reader is not None:
             self._loss_hook = self._model.register_forward_hook(self._reader, with_kwargs=True)
 

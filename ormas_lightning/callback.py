@@ -108,7 +108,12 @@ class LightningMonitorCallback(Callback):
 
 
 def _first_optimizer(trainer: Trainer) -> Optimizer | None:
-    usable = [opt for opt in trainer.optimizers if isinstance(opt, Optimizer)]
+    # Lightning stands a mock in where `configure_optimizers` returned None.
+    usable = [
+        opt
+        for opt in trainer.optimizers
+        if isinstance(opt, Optimizer) and type(opt).__name__ != "_MockOptimizer"
+    ]
     return usable[0] if usable else None
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 from ormas_core.alarms.baseline import Baseline
 from ormas_core.alarms.rule import State
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Alarm, AlarmCleared, Diagnosis, Event, Measurement
+from ormas_core.events import Alarm, AlarmCleared, Event, Measurement
+from ormas_core.terms import Diagnosis
 
 _GAP_FACTOR: Final = 3
 """A layer that is idle now and then must be idle this many times longer than ever before."""

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary; it does not judge, so it returns 0."""
-    from ormas_core import read_record, run_facts, summary
+    from ormas_core import read_run, run_facts, summary
 
-    print(summary(run_facts(line.event for line in read_record(arguments.run))), end="")
+    print(summary(run_facts(read_run(arguments.run))), end="")
     return 0

@@ -3,6 +3,15 @@
 from ormas_core.hooks._torch import after_backward
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.losses import Reduction
-from ormas_core.hooks.select import Selection, select, unwrap
+from ormas_core.hooks.select import Selection, select, unwrap, unwrap_optimizer
 
-__all__ = ["Collector", "Reading", "Reduction", "Selection", "after_backward", "select", "unwrap"]
+__all__ = [
+    "Collector",
+    "Reading",
+    "Reduction",
+    "Selection",
+    "after_backward",
+    "select",
+    "unwrap",
+    "unwrap_optimizer",
+]

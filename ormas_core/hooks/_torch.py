@@ -13,6 +13,13 @@ WRAPPER_SEGMENTS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_
 """Attribute names that torch's own wrappers put into module names."""
 
 
+CONVOLUTION = nn.modules.conv._ConvNd
+"""The common base of all convolutions."""
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+"""The common base of all batch normalisations."""
+
+
 def foreach_norm(tensors: Sequence[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """Return the Euclidean norm of each tensor, accumulated in `dtype`; one device each."""
     norms: Sequence[Tensor] = torch._foreach_norm(list(tensors), 2, dtype=dtype)

@@ -9,19 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.events import (
-    ChannelSummary,
-    Measurement,
-    NonfiniteCount,
-    OutputGradient,
-    Stage,
-)
+from ormas_core.events import Measurement
 from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.gather import Gather
 from ormas_core.hooks.losses import LossNotes
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
+from ormas_core.terms import ChannelSummary, NonfiniteCount, OutputGradient, Stage
 
 _Values = list[tuple[str, Tensor]]
 
@@ -34,11 +29,13 @@ class Reading:
         measurement: the numbers the alarm rules judge and the record keeps.
         channel_max: layer -> maximum of each output channel, shape (channels,).
         called: watched layers whose forward call was seen.
+        loss_problem: why a loss that was given could not be used; empty if none was refused.
     """
 
     measurement: Measurement
     channel_max: Mapping[str, NDArray[np.float64]]
     called: frozenset[str]
+    loss_problem: str
 
 
 @dataclass(slots=True)
@@ -94,9 +91,14 @@ class Collector:
         Args:
             attempt: calls of `step()` before this one.
             stage: what the host says of the gradients; `scaled` is found out here.
+
+        Raises:
+            Exception: whatever went wrong inside a hook, which kept it from the forward pass.
         """
         self.watch.detach()
         try:
+            if self.watch.error is not None:
+                raise self.watch.error
             return self._finish(attempt, self._gradients(stage))
         finally:
             self.disarm()
@@ -156,7 +158,7 @@ class Collector:
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
         )
         called = frozenset(self.watch.order)
-        return Reading(measurement, channel_max, called)
+        return Reading(measurement, channel_max, called, self.losses.problem)
 
     def _observe_scale(self, attempt: int, found: Sequence[float]) -> float | None:
         if self._scaler is None:

@@ -3,10 +3,11 @@
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim import Optimizer
 
 from ormas_core.errors import LayerPatternError
 from ormas_core.hooks import _torch
@@ -68,6 +69,18 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def unwrap_optimizer(optimizer: Any) -> Optimizer | None:
+    """Return the torch optimizer inside the wrappers of Lightning and accelerate, if there is one.
+
+    accelerate's wrapper is itself an `Optimizer`; Lightning's is not.
+    """
+    while True:
+        inner = getattr(optimizer, "optimizer", None)
+        if inner is None:
+            return optimizer if isinstance(optimizer, Optimizer) else None
+        optimizer = inner
 
 
 def select(

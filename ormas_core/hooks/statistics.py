@@ -75,9 +75,9 @@ def channel_dim(module: nn.Module, output: Tensor) -> int | None:
     """
     if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D":
         return output.dim() - 1  # Conv1D: the linear layer of GPT-2 in transformers
-    if isinstance(module, nn.modules.conv._ConvNd):  # noqa: SLF001 - the common base of all convolutions
+    if isinstance(module, _torch.CONVOLUTION):
         return 1 if output.dim() == len(module.kernel_size) + 2 else 0
-    if isinstance(module, nn.modules.batchnorm._BatchNorm):  # noqa: SLF001 - likewise
+    if isinstance(module, _torch.BATCH_NORM):
         return 1
     return None
 

@@ -1,5 +1,6 @@
 """Reads the files of a run folder, line by line."""
 
+import heapq
 import json
 import os
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ def read_metrics(folder: str | os.PathLike[str]) -> Iterator[Measurement]:
                 METRICS_FILE, f"row {line.seq}: {line.event.kind}, no measurement"
             )
         yield line.event
+
+
+def read_run(folder: str | os.PathLike[str]) -> Iterator[Event]:
+    """Yield the events of both files in the order of their times, as the sinks were given them.
+
+    Raises: as `read_record`. Without `metrics.jsonl` there are no measurements.
+    """
+    metrics = read_metrics(folder) if (Path(folder) / METRICS_FILE).exists() else ()
+    record = (line.event for line in read_record(folder))
+    yield from heapq.merge(metrics, record, key=lambda event: event.time_ns)
 
 
 def last_line(path: Path) -> Line | None:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ormas_core.events import Status
 from ormas_core.facts import RunFacts
 from ormas_core.messages import describe
+from ormas_core.terms import Status
 
 
 def summary(facts: RunFacts) -> str:
@@ -33,7 +33,8 @@ def _lines(facts: RunFacts) -> Iterator[str]:
     for alarm in facts.alarms:
         yield f"- step {alarm.step}: {describe(alarm)}"
     if not facts.alarms:
-        blind = facts.status in (Status.NOT_MONITORED, Status.UNKNOWN)
+        unseen = facts.status in (Status.NOT_MONITORED, Status.UNKNOWN)
+        blind = unseen or facts.checks == facts.blind_checks
         yield "None could be seen: no check saw gradients." if blind else "None."
     if facts.open_layers:
         yield ""
