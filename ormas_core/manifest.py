@@ -5,13 +5,10 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import torch
-from torch import nn
-
 from ormas_core import ranks
 from ormas_core.config import MonitorConfig
 from ormas_core.events import RunStart
-from ormas_core.hooks import Reading, Selection
+from ormas_core.hooks import TORCH_VERSION, Reading, Selection
 from ormas_core.host import Host
 from ormas_core.terms import Mechanism, MechanismState, Stage
 from ormas_core.version import RECORD_SCHEMA, VERSION
@@ -38,7 +35,7 @@ def run_start(
     selection: Selection, config: MonitorConfig, host: Host, optimizer: Any, name: str | None
 ) -> RunStart:
     """Return the event that begins a run or a segment."""
-    parameters = [p for p in selection.model.parameters() if not nn.parameter.is_lazy(p)]
+    parameters, trainable = selection.sizes()
     return RunStart(
         step=0,
         run_id=uuid.uuid4().hex,
@@ -47,14 +44,14 @@ def run_start(
         model=type(selection.model).__name__,
         optimizer=type(optimizer).__name__ if optimizer is not None else None,
         layers=tuple(layer.name for layer in selection.layers),
-        parameters=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        parameters=parameters,
+        trainable=trainable,
         world_size=ranks.world_size(),
         segment=host.segment,
         schema=RECORD_SCHEMA,
         versions={
             "python": platform.python_version(),
-            "torch": torch.__version__,
+            "torch": TORCH_VERSION,
             "ormas": VERSION,
         },
         config=config,

@@ -1,11 +1,12 @@
 """The hook engine: from a live model to a `Measurement`, on sampled steps only."""
 
-from ormas_core.hooks._torch import after_backward
+from ormas_core.hooks._torch import TORCH_VERSION, after_backward
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.losses import Reduction
 from ormas_core.hooks.select import Selection, select, unwrap, unwrap_optimizer
 
 __all__ = [
+    "TORCH_VERSION",
     "Collector",
     "Reading",
     "Reduction",

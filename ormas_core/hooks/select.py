@@ -56,6 +56,12 @@ class Selection:
     tied: tuple[tuple[str, str], ...]
     unmatched: tuple[str, ...]
 
+    def sizes(self) -> tuple[int, int]:
+        """Return the number of parameter elements of the model, and of those that are trainable."""
+        parameters = [p for p in self.model.parameters() if not nn.parameter.is_lazy(p)]
+        trainable = sum(p.numel() for p in parameters if p.requires_grad)
+        return sum(p.numel() for p in parameters), trainable
+
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the user's own model: compile, data-parallel and FSDP wrappers are looked through."""

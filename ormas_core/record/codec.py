@@ -91,7 +91,7 @@ def _encoder(tp: Any) -> _Encoder:
 def _decoder(tp: Any) -> _Decoder:
     origin, args = typing.get_origin(tp), typing.get_args(tp)
     if dataclasses.is_dataclass(tp):
-        return functools.partial(_decode_dataclass, tp)
+        return _dataclass_decoder(tp)
     if origin in (typing.Union, types.UnionType):
         inner = _decoder(_optional(args))
         return lambda value, at: None if value is None else inner(value, at)
@@ -116,22 +116,26 @@ def _optional(args: tuple[Any, ...]) -> Any:
     return inner
 
 
-def _decode_dataclass(cls: Any, value: Json, at: str) -> Any:
-    members = dict(_require(value, dict, at))
+def _dataclass_decoder(cls: Any) -> _Decoder:
     hints = typing.get_type_hints(cls)
-    found = {}
-    for field in dataclasses.fields(cls):
-        if field.name not in members:
-            raise RecordFormatError(at, f"{at}: member {field.name!r} is missing")
-        found[field.name] = _decoder(hints[field.name])(
-            members.pop(field.name), f"{at}.{field.name}"
-        )
-    if members:
-        raise RecordFormatError(at, f"{at}: unexpected members {sorted(members)}")
-    try:
-        return cls(**found)
-    except ConfigError as error:
-        raise RecordFormatError(at, f"{at}: {error}") from None
+    fields = [(field.name, _decoder(hints[field.name])) for field in dataclasses.fields(cls)]
+
+    def decode_members(value: Json, at: str) -> Any:
+        members = _require(value, dict, at)
+        found = {}
+        for name, decoder in fields:
+            if name not in members:
+                raise RecordFormatError(at, f"{at}: member {name!r} is missing")
+            found[name] = decoder(members[name], f"{at}.{name}")
+        if len(found) != len(members):
+            extra = sorted(members.keys() - found.keys())
+            raise RecordFormatError(at, f"{at}: unexpected members {extra}")
+        try:
+            return cls(**found)
+        except ConfigError as error:
+            raise RecordFormatError(at, f"{at}: {error}") from None
+
+    return decode_members
 
 
 def _decode_enum(cls: type[Enum], value: Json, at: str) -> Enum:

@@ -256,11 +256,15 @@ def test_close_in_finally_keeps_the_users_exception(tmp_path: Path) -> None:
 def test_the_context_manager_closes_too(tmp_path: Path) -> None:
     """`with HFMonitorCallback(...)` ends the record when the block is left."""
     callback, sink = make(tmp_path)
-    with pytest.raises(KeyError), callback:
-        callback.on_train_begin(
-            hf_arguments(tmp_path / "hf"), None, None, model=ToyNet(), optimizer=None
-        )
-        raise KeyError
+    arguments = hf_arguments(tmp_path / "hf")
+
+    def train() -> None:
+        with callback:
+            callback.on_train_begin(arguments, None, None, model=ToyNet(), optimizer=None)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
     assert of(sink, RunEnd)[0].error == "KeyError"
 
 
