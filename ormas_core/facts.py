@@ -21,7 +21,7 @@ from ormas_core.events import (
     RunStart,
     SinkError,
 )
-from ormas_core.terms import Mechanism, MechanismState, Severity, Status
+from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Severity, Status
 
 TROUBLE: Final = (Alarm, LossSpike, NonfiniteLoss, NonfiniteGradient, NotLearning)
 """The kinds of event that count as alarms of a run."""
@@ -181,7 +181,7 @@ class FactsFold:
 
     def _unobserved(self) -> bool:
         return any(
-            m.name == "gradient_norms" and m.state is MechanismState.UNOBSERVABLE
+            m.name in (ALARMS, GRADIENT_NORMS) and m.state is MechanismState.UNOBSERVABLE
             for m in self.mechanisms
         )
 

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from ormas_core import ranks
 from ormas_core.config import MonitorConfig
-from ormas_core.events import RunStart
+from ormas_core.events import Manifest, RunStart
 from ormas_core.hooks import TORCH_VERSION, Reading, Selection
 from ormas_core.host import Host
-from ormas_core.terms import Mechanism, MechanismState, Stage
+from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Stage
 from ormas_core.version import RECORD_SCHEMA, VERSION
 
 _STAGE: Final = "gradient_stage"
@@ -64,10 +64,17 @@ class Sightings:
     Args:
         first: the lines known before the first step.
         selection: the watched layers.
+        warmup: checks that make a baseline.
+
+    Attributes:
+        checks: checks noted.
     """
 
-    def __init__(self, first: Sequence[Mechanism], selection: Selection) -> None:
+    def __init__(self, first: Sequence[Mechanism], selection: Selection, warmup: int) -> None:
+        self.checks = 0
         self._first = tuple(first)
+        self._warmup = warmup
+        self._trainable: tuple[str, ...] = ()
         self._idle = {layer.name for layer in selection.layers} - set(selection.sharded)
         self._uncalled = set() if selection.compiled else set(self._idle)
         self._loss = False
@@ -77,6 +84,8 @@ class Sightings:
     def note(self, reading: Reading) -> None:
         """Take what one check has seen."""
         measurement = reading.measurement
+        self.checks += 1
+        self._trainable = measurement.layers
         self._idle.difference_update(
             name
             for name, norm in zip(measurement.layers, measurement.norms, strict=True)
@@ -87,36 +96,44 @@ class Sightings:
         self._loss = self._loss or measurement.loss is not None
         self._clipped = self._clipped or measurement.stage is Stage.CLIPPED
 
-    def lines(self, trainable: Sequence[str], checks: int) -> tuple[Mechanism, ...]:
-        """Return the first lines with what has shown up, or not, in so many checks.
+    def manifest(self, step: int, *, ended: bool = False) -> Manifest:
+        """Return the first lines with what has shown up, or not, so far.
 
         Args:
-            trainable: layers that require a gradient now.
-            checks: checks made.
+            step: optimizer updates completed.
+            ended: no further check will come.
         """
-        return (
-            *(line for line in self._first if not (self._clipped and line.name == _STAGE)),
-            *self._unseen(trainable, checks),
-            *([_stage_line(Stage.CLIPPED)] if self._clipped else []),
-            Mechanism(name="loss", state=MechanismState.ACTIVE)
-            if self._loss
-            else Mechanism(
-                name="loss",
-                state=MechanismState.OFF,
-                reason=self._loss_problem
-                or "no loss was given: pass it to step(loss) or note_loss(loss)",
-            ),
-        )
+        return Manifest(step=step, mechanisms=tuple(self._lines(ended=ended)))
 
-    def _unseen(self, trainable: Sequence[str], checks: int) -> Iterator[Mechanism]:
-        idle = tuple(name for name in trainable if name in self._idle)
-        uncalled = tuple(n for n in trainable if n in self._uncalled and n not in self._idle)
+    def _lines(self, *, ended: bool) -> Iterator[Mechanism]:
+        yield from (line for line in self._first if not (self._clipped and line.name == _STAGE))
+        yield from self._unseen()
+        if self._clipped:
+            yield _stage_line(Stage.CLIPPED)
+        if self._loss:
+            yield Mechanism(name="loss", state=MechanismState.ACTIVE)
+        else:
+            reason = "no loss was given: pass it to step(loss) or note_loss(loss)"
+            yield Mechanism(
+                name="loss", state=MechanismState.OFF, reason=self._loss_problem or reason
+            )
+        if ended and self.checks <= self._warmup:
+            yield Mechanism(
+                name=ALARMS,
+                state=MechanismState.UNOBSERVABLE,
+                reason=f"{self.checks} checks were made and {self._warmup} are needed for a "
+                "baseline: no layer could alarm; check more often or train longer",
+            )
+
+    def _unseen(self) -> Iterator[Mechanism]:
+        idle = tuple(name for name in self._trainable if name in self._idle)
+        uncalled = tuple(n for n in self._trainable if n in self._uncalled - self._idle)
         if idle:
             yield Mechanism(
-                name="gradient_norms",
+                name=GRADIENT_NORMS,
                 state=MechanismState.UNOBSERVABLE,
-                reason=f"requires a gradient and had none in the first {checks} checks: unused in "
-                "the forward pass, or detached from the loss",
+                reason=f"requires a gradient and had none in {self.checks} checks: unused in the "
+                "forward pass, or detached from the loss",
                 layers=idle,
             )
         if uncalled:
@@ -141,7 +158,7 @@ def _gradient_norms(selection: Selection) -> Iterator[Mechanism]:
         for layer in selection.layers
         if layer.name not in sharded and layer.name not in set(frozen)
     ]
-    name = "gradient_norms"
+    name = GRADIENT_NORMS
     if active:
         yield Mechanism(name=name, state=MechanismState.ACTIVE, layers=tuple(active))
     if frozen:

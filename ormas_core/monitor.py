@@ -121,7 +121,7 @@ class Monitor:
         self._fanout = Fanout(extra if self._record else (), clock)
         self._emit(run_start(selection, self.config, host, optimizer, name))
         lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
-        self._sightings = Sightings(lines, selection)
+        self._sightings = Sightings(lines, selection, self.config.warmup)
         self._emit(Manifest(step=0, mechanisms=lines))
         if not host.prepares:
             self.prepare()
@@ -254,9 +254,8 @@ class Monitor:
         for event in self._alarms.update(measurement):
             self._emit(event)
         self._sightings.note(reading)
-        if self._facts.checks == self.config.warmup:
-            lines = self._sightings.lines(measurement.layers, self.config.warmup)
-            self._emit(Manifest(step=measurement.step, mechanisms=lines))
+        if self._sightings.checks == self.config.warmup:
+            self._emit(self._sightings.manifest(measurement.step))
         if self._record is not None and self._facts.checks % self.config.anchor_every == 0:
             self._emit(self._record.anchor(measurement.step))
 
@@ -277,6 +276,8 @@ class Monitor:
         skipped = self._collector.skipped if self._collector is not None else 0
         self._release()
         steps = self._attempt - skipped
+        if self._sightings.checks <= self.config.warmup:
+            self._emit(self._sightings.manifest(steps, ended=True))
         self._emit(
             RunEnd(
                 step=steps,

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 
 class Severity(StrEnum):
@@ -57,6 +58,11 @@ class MechanismState(StrEnum):
     PARTIAL = "partial"
     OFF = "off"
     UNOBSERVABLE = "unobservable"
+
+
+GRADIENT_NORMS: Final = "gradient_norms"
+ALARMS: Final = "alarms"
+"""Mechanisms without which a run cannot be called healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

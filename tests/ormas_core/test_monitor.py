@@ -265,7 +265,7 @@ def test_a_failing_sink_is_dropped_once_and_training_goes_on(make: Make, tmp_pat
     optimizer = sgd(net)
     monitor, sink = make(net, optimizer, sinks=[Broken()])
     with monitor:
-        plain_loop(net, monitor.step, list(loader(3)), optimizer)
+        plain_loop(net, monitor.step, list(loader(12)), optimizer)
     assert Broken.calls == 1
     assert [(e.sink, "no route" in e.error) for e in of(sink, SinkError)] == [("Broken", True)]
     kinds = [line.event.kind for line in read_record(tmp_path / "run")]
@@ -443,6 +443,21 @@ def test_a_layer_that_never_has_a_gradient_is_named_in_the_manifest(make: Make) 
     ]
     assert unseen == [("spare",)]
     assert of(sink, RunEnd)[0].status is Status.PARTLY_MONITORED
+
+
+@pytest.mark.parametrize(("checks", "status"), [(8, "partly_monitored"), (9, "healthy")])
+def test_a_run_too_short_for_a_baseline_is_not_called_healthy(
+    make: Make, checks: int, status: str
+) -> None:
+    """Until a check can alarm, the last manifest says so and the verdict is partly monitored."""
+    net = ToyNet()
+    optimizer = sgd(net)
+    monitor, sink = make(net, optimizer, warmup=8)
+    with monitor:
+        plain_loop(net, monitor.step, list(loader(checks)), optimizer)
+    unseen = [m.name for m in of(sink, Manifest)[-1].mechanisms if m.state == "unobservable"]
+    assert unseen == (["alarms"] if status == "partly_monitored" else [])
+    assert of(sink, RunEnd)[0].status == status
 
 
 def test_compiled_models_are_watched_by_their_parameters_only(make: Make) -> None:
