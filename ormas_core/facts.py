@@ -56,6 +56,7 @@ class RunFacts:
         checks: checks made in the last segment.
         blind_checks: how many of them saw no gradient.
         alarms: everything that counts as an alarm, in order, over all segments.
+        cleared: place of an alarm in `alarms` -> step at which its episode ended.
         open_layers: layers whose alarm has not cleared -> that alarm.
         gaps: what the latest manifest says is not fully observed.
         counts: events by kind, over all segments.
@@ -70,6 +71,7 @@ class RunFacts:
     checks: int
     blind_checks: int
     alarms: tuple[Trouble, ...]
+    cleared: Mapping[int, int]
     open_layers: Mapping[str, Alarm]
     gaps: tuple[Mechanism, ...]
     counts: Mapping[str, int]
@@ -95,6 +97,7 @@ class FactsFold:
     checks: int = 0
     blind_checks: int = 0
     alarms: list[Trouble] = field(default_factory=list)
+    cleared: dict[int, int] = field(default_factory=dict)
     open_layers: dict[str, Alarm] = field(default_factory=dict)
     spike_open: bool = False
     mechanisms: tuple[Mechanism, ...] = ()
@@ -117,11 +120,13 @@ class FactsFold:
             case Alarm():
                 self.open_layers[event.layer] = event
             case AlarmCleared():
-                self.open_layers.pop(event.layer, None)
+                self._clear(self.open_layers.pop(event.layer, None), event.step)
             case LossSpike():
                 self.spike_open = True
             case LossRecovered():
                 self.spike_open = False
+                spikes = [alarm for alarm in self.alarms if isinstance(alarm, LossSpike)]
+                self._clear(spikes[-1] if spikes else None, event.step)
             case Manifest():
                 self.mechanisms = event.mechanisms
             case Measurement():
@@ -156,6 +161,7 @@ class FactsFold:
             checks=self.checks,
             blind_checks=self.blind_checks,
             alarms=tuple(self.alarms),
+            cleared=dict(self.cleared),
             open_layers=dict(self.open_layers),
             gaps=tuple(m for m in self.mechanisms if m.state in GAPS),
             counts=dict(self.counts),
@@ -184,6 +190,12 @@ class FactsFold:
             m.name in (ALARMS, GRADIENT_NORMS) and m.state is MechanismState.UNOBSERVABLE
             for m in self.mechanisms
         )
+
+    def _clear(self, alarm: Trouble | None, step: int) -> None:
+        for place in reversed(range(len(self.alarms))):
+            if self.alarms[place] is alarm:
+                self.cleared[place] = step
+                return
 
     def _begin(self, event: RunStart) -> None:
         if self.start is not None:

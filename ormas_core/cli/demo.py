@@ -5,8 +5,10 @@ without a network. Exit code 0 only if every injected fault was named with the r
 """
 
 import argparse
+import logging
 import os
 import time
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Nothing is fetched and nothing is reported to anyone.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    _quiet()
     started = time.monotonic()
     rows: list[_Row] = []
     for framework in _FRAMEWORKS:
@@ -62,6 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         f"and nothing else, in {time.monotonic() - started:.0f} s."
     )
     return 1 if missed else 0
+
+
+def _quiet() -> None:
+    """Keep what the frameworks say of themselves out of the demo's output."""
+    for name in ("lightning.pytorch", "mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="lightning")
 
 
 def _train(framework: str, folder: Path, *, overwrite: bool) -> dict[str, str]:
@@ -150,7 +160,7 @@ def _show_run(folder: Path, facts: "RunFacts", tags: dict[str, str]) -> None:
 
 
 def _show_table(rows: list[_Row]) -> None:
-    print(f"\n{'framework':<13}{'injected':<34}{'the monitor said':<34}named")
+    print(f"\n{'framework':<13}{'injected':<38}{'the monitor said':<38}named")
     for row in rows:
         injected = f"{row.layer} {row.diagnosis} at step {row.injected_at}"
-        print(f"{row.framework:<13}{injected:<34}{row.said:<34}{'yes' if row.found else 'NO'}")
+        print(f"{row.framework:<13}{injected:<38}{row.said:<38}{'yes' if row.found else 'NO'}")

@@ -30,8 +30,10 @@ def _lines(facts: RunFacts) -> Iterator[str]:
     yield ""
     yield "## Alarms"
     yield ""
-    for alarm in facts.alarms:
-        yield f"- step {alarm.step}: {describe(alarm)}"
+    for place, alarm in enumerate(facts.alarms):
+        cleared = facts.cleared.get(place)
+        end = f" Cleared at step {cleared}." if cleared is not None else ""
+        yield f"- step {alarm.step}: {describe(alarm)}{end}"
     if not facts.alarms:
         unseen = facts.status in (Status.NOT_MONITORED, Status.UNKNOWN)
         blind = unseen or facts.checks == facts.blind_checks

@@ -1,0 +1,15 @@
+"""Settings for every test."""
+
+import os
+
+from hypothesis import settings
+
+# Before any framework is imported: nothing is fetched and nothing is reported to anyone.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+os.environ["DO_NOT_TRACK"] = "true"
+
+# Deterministic and untimed: the same examples on every machine, however slow it is.
+settings.register_profile("ormas", derandomize=True, deadline=None, database=None, max_examples=50)
+settings.load_profile("ormas")
