@@ -5,10 +5,12 @@ without a network. Exit code 0 only if every injected fault was named with the r
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -48,13 +50,13 @@ def run(arguments: argparse.Namespace) -> int:
     # Nothing is fetched and nothing is reported to anyone.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    _quiet()
     started = time.monotonic()
     rows: list[_Row] = []
     for framework in _FRAMEWORKS:
         folder = arguments.out / framework
         print(f"Training under {framework} ...", flush=True)
-        tags = _train(framework, folder, overwrite=arguments.overwrite)
+        with _quiet():
+            tags = _train(framework, folder, overwrite=arguments.overwrite)
         facts = _summarise(folder)
         rows += _rows(framework, facts)
         _show_run(folder, facts, tags)
@@ -67,11 +69,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if missed else 0
 
 
-def _quiet() -> None:
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
     """Keep what the frameworks say of themselves out of the demo's output."""
-    for name in ("lightning.pytorch", "mlflow", "alembic"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="lightning")
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _train(framework: str, folder: Path, *, overwrite: bool) -> dict[str, str]:
