@@ -59,6 +59,11 @@ def is_transformed(tensor: Tensor) -> bool:
     return wrapped
 
 
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass: a forward call there is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_tracing() -> bool:
     """Whether `torch.jit.trace` is recording."""
     return torch._C._get_tracing_state() is not None

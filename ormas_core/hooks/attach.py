@@ -27,7 +27,9 @@ class ForwardWatch:
         channels: names of those whose channel maxima are wanted.
 
     Attributes:
+        called: names of the modules whose calls were seen.
         order: module name -> position of its last completed call; backward runs from high to low.
+            Activation checkpointing calls again during backward, which does not count.
         channel_max: layer name -> maximum of each output channel over all calls, on the device.
         output_peak: module name -> largest absolute gradient that reached its outputs.
         error: the first failure inside a hook, which never reaches the user's forward pass.
@@ -42,6 +44,7 @@ class ForwardWatch:
     def clear(self) -> None:
         """Forget what was observed."""
         self._calls = 0
+        self.called: set[str] = set()
         self.order: dict[str, int] = {}
         self.channel_max: dict[str, Tensor] = {}
         self.output_peak: dict[str, Tensor] = {}
@@ -76,8 +79,10 @@ class ForwardWatch:
 
     def _observe(self, name: str, module: nn.Module, output: Any) -> None:
         tensors = [t for t in _tensors(output) if not _torch.is_transformed(t)]
-        self._calls += 1
-        self.order[name] = self._calls
+        self.called.add(name)
+        if not _torch.in_backward():
+            self._calls += 1
+            self.order[name] = self._calls
         if name in self._channels and isinstance(output, Tensor) and tensors:
             self._note_channels(name, channel_maxima(module, output))
         for tensor in tensors:

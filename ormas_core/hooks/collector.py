@@ -157,7 +157,7 @@ class Collector:
             outputs=self._outputs() if bad else (),
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
         )
-        called = frozenset(self.watch.order)
+        called = frozenset(self.watch.called)
         return Reading(measurement, channel_max, called, self.losses.problem)
 
     def _observe_scale(self, attempt: int, found: Sequence[float]) -> float | None:
@@ -206,16 +206,24 @@ class Collector:
         }
 
     def _backward_order(self, layers: Sequence[str]) -> list[str]:
-        """Sort by the last completed call, latest first; uncalled layers keep the model's order."""
-        called = self.watch.order
-        position = {name: index for index, name in enumerate(layers)}
-        return sorted(layers, key=lambda name: (-called.get(name, -1), -position[name]))
+        """Sort by the last completed call, latest first.
+
+        A layer whose own call has no place (its parameters are used directly, or it was only
+        recomputed) takes that of the layer before it in the model.
+        """
+        place, places = 0, {}
+        for index, name in enumerate(layers):
+            place = self.watch.order.get(name, place)
+            places[name] = (place, index)
+        return sorted(layers, key=places.__getitem__, reverse=True)
 
     def _outputs(self) -> tuple[OutputGradient, ...]:
-        peaks = self.watch.output_peak
+        peaks, order = self.watch.output_peak, self.watch.order
+        names = list(peaks)  # as the gradients arrived
+        if all(name in order for name in names):
+            # Of modules that share an output tensor, the inner one comes later going backward.
+            names.sort(key=order.__getitem__, reverse=True)
         gather = Gather()
-        order = self.watch.order
-        names = sorted(peaks, key=lambda name: -order.get(name, -1))
         for name in names:
             gather.add(peaks[name])
         return tuple(

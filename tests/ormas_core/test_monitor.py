@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from support import ToyNet, loader, plain_loop, plant_explosion, sgd, weights
 from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
@@ -474,6 +475,20 @@ def test_compiled_models_are_watched_by_their_parameters_only(make: Make) -> Non
     assert states["channel_maxima"] is MechanismState.UNOBSERVABLE
     assert of(sink, Alarm)[0].layer == "fc2"
     assert of(sink, Measurement)[0].channels == ()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_recomputed_layers_keep_their_place_in_backward(make: Make, reentrant: bool) -> None:
+    """Checkpointed layers are listed between those around them, last first."""
+    net = nn.Sequential(*[nn.Linear(3, 3) for _ in range(5)])
+    monitor, sink = make(net)
+    x = net[0](torch.ones(2, 3))
+    for block in (net[1:3], net[3:4]):
+        x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
+    net[4](x).sum().backward()
+    monitor.step(1.0)
+    monitor.close()
+    assert of(sink, Measurement)[0].layers == ("4", "3", "2", "1", "0")
 
 
 def test_gradient_accumulation_sees_the_whole_step(make: Make) -> None:

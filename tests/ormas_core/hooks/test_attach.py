@@ -116,6 +116,8 @@ def test_activation_checkpointing_works(reentrant: bool) -> None:
     watch.attach()
     checkpoint(net, x, use_reentrant=reentrant).square().sum().backward()
     watch.detach()
+    assert set(watch.order) == (set() if reentrant else {"0", "1", "2", "3", "root"})
+    assert watch.called >= {"0", "1", "2", "3"}
     seen = [p.grad.clone() for p in net.parameters()]
     assert watch.error is None
     assert set(watch.channel_max) == {"0", "1", "3"}
