@@ -50,7 +50,7 @@ class RunStart(_Event):
     """A run, or a further segment of one, begins.
 
     Attributes:
-        run_id: random identifier of the run (hexadecimal).
+        run_id: random identifier of the run (hexadecimal), the same in all its segments.
         framework: what drives the loop (`torch`, `lightning`, `transformers`).
         model: class name of the user's model.
         optimizer: class name of the optimizer, or None.
@@ -255,11 +255,14 @@ class NoGradients(_Event):
 
     Attributes:
         absent: True where every `.grad` is None, False where all are exactly zero.
+        layers: watched layers that have trainable parameters and can be read; 0 where everything
+            is frozen or sharded.
     """
 
     kind: ClassVar[str] = "no_gradients"
     severity: ClassVar[Severity] = Severity.WARNING
     absent: bool
+    layers: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ class Host:
         prepares: whether the host calls `prepare()` before the first forward pass of each
             optimizer step. Otherwise `step()` prepares the next one.
         segment: 0 starts a record; higher numbers continue the one in the run folder.
+        run_id: identifier of the run that a later segment continues; empty for a new one.
         compiled: whether the host runs the model through `torch.compile` behind a wrapper of its
             own, so that the model given does not show it.
         notes: manifest lines only the host can know.
@@ -25,6 +26,7 @@ class Host:
     stage: Stage = Stage.UNSCALED
     prepares: bool = False
     segment: int = 0
+    run_id: str = ""
     compiled: bool = False
     notes: tuple[Mechanism, ...] = ()
 

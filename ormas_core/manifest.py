@@ -38,7 +38,7 @@ def run_start(
     parameters, trainable = selection.sizes()
     return RunStart(
         step=0,
-        run_id=uuid.uuid4().hex,
+        run_id=host.run_id or uuid.uuid4().hex,
         name=name,
         framework=host.framework,
         model=type(selection.model).__name__,

@@ -124,6 +124,11 @@ def _describe_progress(event: SkippedStep | NotLearning | NoGradients | LossRedu
                 f"{event.scale_before:g} -> {event.scale:.1g}, no update since step "
                 f"{event.since_step}{where}."
             )
+        case NoGradients() if event.layers == 0:
+            return (
+                "No watched layer has a trainable parameter that can be read here (frozen, or "
+                "sharded over processes): the manifest says why. Nothing is monitored."
+            )
         case NoGradients():
             found = "every .grad is None" if event.absent else "every gradient is exactly zero"
             return (

@@ -105,7 +105,7 @@ class Monitor:
         optimizer = unwrap_optimizer(optimizer)
         self._host = host
         self._every = self.config.check_every
-        self._attempt = 0
+        self._attempt = self._skipped = 0
         self._reading: Reading | None = None
         self._closed = self._sampling = False
         # An exception already being handled when the run began is not the one that ends it.
@@ -119,7 +119,8 @@ class Monitor:
             self._record = RecordWriter(out, overwrite=overwrite, append=host.segment > 0)
             extra = (self._record, *extra, *([LoggingSink()] if verbose else []))
         self._fanout = Fanout(extra if self._record else (), clock)
-        self._emit(run_start(selection, self.config, host, optimizer, name))
+        self._emit(start := run_start(selection, self.config, host, optimizer, name))
+        self.run_id = start.run_id
         lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup)
         self._emit(Manifest(step=0, mechanisms=lines))
@@ -232,7 +233,8 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 - never raise into training
             self._release()
             text = f"{type(error).__name__}: {error}"
-            self._emit(MonitorError(step=self._attempt, error=text[:_ERROR_LIMIT]))
+            step = self._attempt - self._skipped
+            self._emit(MonitorError(step=step, error=text[:_ERROR_LIMIT]))
 
     def _capture(self, stage: Stage) -> None:
         if self._collector is None:
@@ -267,15 +269,18 @@ class Monitor:
     def _release(self) -> None:
         """Let go of the model."""
         if self._collector is not None:
+            self._skipped = self._collector.skipped
             self._collector.disarm()
             self._collector = None
         self._reading = None
         self._sampling = False
 
     def _end(self, error: str | None) -> None:
-        skipped = self._collector.skipped if self._collector is not None else 0
+        if self._collector is not None:
+            settle = self._collector.settle
+            self._safely(lambda: settle(self._attempt))
         self._release()
-        steps = self._attempt - skipped
+        steps = self._attempt - self._skipped
         if self._sightings.checks <= self.config.warmup:
             self._emit(self._sightings.manifest(steps, ended=True))
         self._emit(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
 
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -50,14 +50,19 @@ class HFMonitorCallback(TrainerCallback):
         self.monitor: Monitor | None = None
         """The monitor of the training that is running, or of the last one."""
 
-    def note_loss(self, loss: Any) -> None:
+    def note_loss(self, loss: Any, *, reduction: Literal["mean", "sum"] = "mean") -> None:
         """Take a loss that is computed outside the model, in place of what the model returns.
 
         Args:
             loss: tensor of any shape (its mean counts) or number, before the Trainer divides it.
+                With its graph, gradients are read at the end of its backward pass.
+            reduction: how the losses of the micro-batches of one optimizer step combine: "sum"
+                where each is already divided by the number of items of the whole step.
         """
         if self.monitor is not None:
-            self.monitor.note_loss(loss)
+            self.monitor.note_loss(loss, reduction=reduction)
+        if self._reader is not None:
+            self._reader.follow(loss)
 
     def close(self, error: BaseException | None = None) -> None:
         """End the run and its record. Idempotent; never raises, so it masks no exception."""
@@ -98,19 +103,19 @@ class HFMonitorCallback(TrainerCallback):
                 stage=Stage.PRE_CLIP if clips else Stage.UNSCALED,
                 prepares=True,
                 segment=self._segments,
+                run_id=self.monitor.run_id if self.monitor is not None else "",
                 compiled=compiled,
             ),
             **options,
         )
         self._segments += 1
-        if not compiled:
-            self._model = model
-            self._reader = _LossReader(
-                self.monitor,
-                getattr(optimizer, "gradient_state", None),
-                processes=args.world_size if _counts_all_tokens(args) else 1,
-                clips=clips,
-            )
+        self._model = None if compiled else model
+        self._reader = _LossReader(
+            self.monitor,
+            getattr(optimizer, "gradient_state", None),
+            processes=args.world_size if _counts_all_tokens(args) else 1,
+            clips=clips,
+        )
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -176,6 +181,10 @@ class _LossReader:
         else:
             part = loss.detach() * self._processes
             self._monitor.note_loss(part, reduction="sum", fallback=True)
+        self.follow(loss)
+
+    def follow(self, loss: Any) -> None:
+        """Have the check made at the end of this loss's backward pass, if the Trainer clips."""
         if self._clips and getattr(self._gradient_state, "sync_gradients", True):
             self._monitor.capture_after_backward(loss, Stage.PRE_CLIP)
 

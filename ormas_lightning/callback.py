@@ -55,6 +55,7 @@ class LightningMonitorCallback(Callback):
                 stage=Stage.PRE_CLIP if trainer.gradient_clip_val else Stage.UNSCALED,
                 prepares=True,
                 segment=self._segments,
+                run_id=self.monitor.run_id if self.monitor is not None else "",
                 # Lightning keeps what torch.compile returned to itself and hands out the module.
                 compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
                 notes=tuple(_notes(trainer)),

@@ -19,7 +19,7 @@ class CoverageRule:
             return
         self._said = True
         absent = all(norm is None for norm in measurement.norms)
-        yield NoGradients(step=measurement.step, absent=absent)
+        yield NoGradients(step=measurement.step, absent=absent, layers=len(measurement.layers))
 
     def state_dict(self) -> State:
         """Return whether it was said."""

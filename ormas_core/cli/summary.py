@@ -14,7 +14,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the summary; it does not judge, so it returns 0."""
-    from ormas_core import read_run, run_facts, summary
+    from ormas_core import RecordFormatError, read_run, run_facts, summary
 
-    print(summary(run_facts(read_run(arguments.run))), end="")
+    facts = run_facts(read_run(arguments.run))
+    if facts.start is None:
+        raise RecordFormatError(str(arguments.run), f"{arguments.run} holds no start of a run")
+    print(summary(facts), end="")
     return 0

@@ -75,6 +75,18 @@ class Collector:
         """Updates that the loss scaler is known to have skipped."""
         return self._ledger.skipped
 
+    def settle(self, attempt: int) -> None:
+        """Ask the loss scaler, if there is one, what it did since the last check.
+
+        Args:
+            attempt: calls of `step()` so far; the update of each is over.
+        """
+        if self._scaler is not None:
+            gather = Gather()
+            slots = self._add_scale(gather)
+            host = gather.fetch()
+            self._observe_scale(attempt, [float(host[slot][0]) for slot in slots])
+
     def arm(self) -> None:
         """Observe the forward passes from here on, until `read` or `disarm`."""
         self.watch.attach()
@@ -131,9 +143,7 @@ class Collector:
         loss_slots = self.losses.add_to(gather)
         maxima = dict(self.watch.channel_max)
         maxima_slots = [gather.add(value) for value in maxima.values()]
-        scaler_slots = [
-            gather.add(t) for t in _torch.scaler_tensors(self._scaler) if isinstance(t, Tensor)
-        ]
+        scaler_slots = self._add_scale(gather)
         host = gather.fetch()
 
         scale = self._observe_scale(attempt, [float(host[slot][0]) for slot in scaler_slots])
@@ -159,6 +169,10 @@ class Collector:
         )
         called = frozenset(self.watch.called)
         return Reading(measurement, channel_max, called, self.losses.problem)
+
+    def _add_scale(self, gather: Gather) -> list[int]:
+        tensors = _torch.scaler_tensors(self._scaler)
+        return [gather.add(t) for t in tensors if isinstance(t, Tensor)]
 
     def _observe_scale(self, attempt: int, found: Sequence[float]) -> float | None:
         if self._scaler is None:

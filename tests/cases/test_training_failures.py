@@ -164,7 +164,7 @@ def test_case_13_a_collapsing_loss_scale_is_not_learning(check_every: int, tmp_p
         assert "no update since step 3" in describe(found)
     end = sink.events[-2]
     assert isinstance(end, RunEnd)
-    assert (end.status, end.counts["attempts"]) == (Status.PROBLEM, 40)
+    assert (end.status, end.counts["attempts"], end.steps) == (Status.PROBLEM, 40, 3)
     assert [e.step for e in sink.events if isinstance(e, Measurement)][-1] == 3
 
 

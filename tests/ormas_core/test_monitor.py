@@ -34,6 +34,7 @@ from ormas_core import (
     RunStart,
     SinkError,
     Status,
+    describe,
     read_record,
     run_facts,
     verify_record,
@@ -173,6 +174,20 @@ def test_step_before_backward_is_not_monitored(make: Make) -> None:
     end = of(sink, RunEnd)[0]
     assert end.counts["checks_without_gradients"] == 3
     assert end.status is Status.NOT_MONITORED
+
+
+def test_a_frozen_model_is_not_told_to_call_backward(make: Make) -> None:
+    """With nothing trainable to read, `no_gradients` says that and not where to put step()."""
+    net = ToyNet()
+    net.requires_grad_(False)
+    monitor, sink = make(net)
+    monitor.step(1.0)
+    monitor.close()
+    (found,) = of(sink, NoGradients)
+    assert found.layers == 0
+    assert "trainable" in describe(found)
+    assert "backward" not in describe(found)
+    assert of(sink, RunEnd)[0].status is Status.NOT_MONITORED
 
 
 def test_some_checks_without_gradients_are_partly_monitored(make: Make) -> None:

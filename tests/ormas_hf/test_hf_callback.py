@@ -193,10 +193,47 @@ def test_note_loss_wins_over_what_the_model_returns(tmp_path: Path) -> None:
         def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
             return super().forward(x, (x.sum(1) > 0).long())
 
-    arguments = hf_arguments(tmp_path / "hf")
+    arguments = hf_arguments(tmp_path / "hf", max_grad_norm=1e-4)
     hf_trainer(Net(), arguments, [callback], compute_loss_func=custom).train()
     first, expected = of(sink, Measurement)[0], of(plain_sink, Measurement)[0]
     assert first.loss == pytest.approx(3.0 * expected.loss)
+    assert first.stage is Stage.PRE_CLIP
+    assert first.norms == pytest.approx([3.0 * norm for norm in expected.norms])
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loss_outside_the_model_is_followed_to_before_clipping(
+    compiled: bool, tmp_path: Path
+) -> None:
+    """Where the model returns no loss, a noted one with its graph places the check."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"logits": self.fc(x)}
+
+    callback, sink = make(tmp_path)
+
+    def custom(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs["logits"], labels)
+        callback.note_loss(loss)
+        return loss
+
+    arguments = hf_arguments(
+        tmp_path / "hf",
+        max_steps=3,
+        max_grad_norm=1e-4,
+        torch_compile=compiled,
+        torch_compile_backend="eager" if compiled else None,
+    )
+    hf_trainer(Net(), arguments, [callback], compute_loss_func=custom).train()
+    seen = of(sink, Measurement)
+    assert [m.stage for m in seen] == [Stage.PRE_CLIP] * 3
+    assert min(m.norms[0] for m in seen) > 1e-2
+    assert all(m.loss is not None for m in seen)
 
 
 def test_case_35_train_twice_is_two_segments_with_new_baselines(tmp_path: Path) -> None:
@@ -218,6 +255,7 @@ def test_case_35_train_twice_is_two_segments_with_new_baselines(tmp_path: Path) 
     callback.close()
     callback.close()
     assert [e.segment for e in of(sink, RunStart)] == [0, 1]
+    assert len({e.run_id for e in of(sink, RunStart)}) == 1
     assert [e.status for e in of(sink, RunEnd)] == [Status.HEALTHY] * 2
     assert [m.step for m in of(sink, Measurement)] == [*range(40)] * 2
     assert verify_record(tmp_path / "run").complete

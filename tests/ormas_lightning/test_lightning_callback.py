@@ -160,6 +160,7 @@ def test_case_35_fit_twice_is_two_segments_with_new_baselines(tmp_path: Path) ->
 
         lightning_trainer(tmp_path, [callback]).fit(Net(), loader(20))
     assert [e.segment for e in of(sink, RunStart)] == [0, 1]
+    assert len({e.run_id for e in of(sink, RunStart)}) == 1
     assert [e.status for e in of(sink, RunEnd)] == [Status.HEALTHY] * 2
     assert [m.step for m in of(sink, Measurement)] == [*range(20)] * 2
     assert verify_record(tmp_path / "run").complete

@@ -80,6 +80,15 @@ def test_no_record_is_exit_2_with_the_path(
     assert "nothing" in capsys.readouterr().err
 
 
+def test_a_record_without_a_start_is_not_summarised(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An empty file is exit 2: nothing was inspected."""
+    (tmp_path / "record.jsonl").touch()
+    assert main(["summary", str(tmp_path)]) == 2
+    assert "no start of a run" in capsys.readouterr().err
+
+
 def test_usage_errors_are_exit_2() -> None:
     """A missing command ends with argparse's own code."""
     with pytest.raises(SystemExit) as caught:
