@@ -9,16 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from ormas_core.config import MonitorConfig
-from ormas_core.events import (
-    EVENT_TYPES,
-    Event,
-    Manifest,
-    Mechanism,
-    MechanismState,
-    RunEnd,
-    Status,
-)
+from ormas_core.events import EVENT_TYPES, Event, Manifest, RunEnd
 from ormas_core.record import RecordWriter
+from ormas_core.terms import Mechanism, MechanismState, Status
 from ormas_core.testing import FakeClock, measurement, run_start
 
 

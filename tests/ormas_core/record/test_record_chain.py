@@ -1,0 +1,346 @@
+"""The chain of a run folder: what `verify_record` lets through and what it does not."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import event_samples
+import pytest
+
+from ormas_core.errors import RecordFormatError
+from ormas_core.events import Anchor, Measurement
+from ormas_core.record import (
+    METRICS_FILE,
+    RECORD_FILE,
+    Outcome,
+    Verification,
+    chain,
+    encode,
+    read_metrics,
+    read_record,
+    verify_record,
+)
+from ormas_core.record.reader import parse_line
+
+FILES = (RECORD_FILE, METRICS_FILE)
+GOLDEN = Path(__file__).parent / "golden" / "v1"
+
+
+def chain_holds(data: bytes) -> bool:
+    """Check a file's chain with nothing but hashlib and json; a torn last line is left out."""
+    prev = "0" * 64
+    for seq, raw in enumerate(data.split(b"\n")[:-1]):
+        try:
+            members = json.loads(raw)
+            body = raw[: raw.rindex(b',"hash":"')] + b"}"
+        except ValueError:
+            return False
+        if hashlib.sha256(body).hexdigest() != members["hash"]:
+            return False
+        if (members["prev"], members["seq"]) != (prev, seq):
+            return False
+        prev = members["hash"]
+    return True
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small finished run: 4 record lines with anchors between them, 1 metrics row."""
+    run = tmp_path / "run"
+    event_samples.write_run(run, checks=1)
+    return run
+
+
+def outcomes(verification: Verification) -> dict[str, str]:
+    """Return the outcome of every check by name."""
+    return {check.name: check.outcome.value for check in verification.checks}
+
+
+def sentence(verification: Verification, name: str) -> str:
+    """Return what one check says."""
+    (found,) = (check.sentence for check in verification.checks if check.name == name)
+    return found
+
+
+def test_a_finished_run_passes_every_check(folder: Path) -> None:
+    """An untouched record is complete, and both implementations of the chain agree."""
+    verification = verify_record(folder)
+    assert outcomes(verification) == dict.fromkeys(
+        ("chain", "metrics", "anchors", "completeness"), "pass"
+    )
+    assert verification.complete
+    assert not verification.failed
+    assert all(chain_holds((folder / name).read_bytes()) for name in FILES)
+
+
+def test_the_head_is_the_one_that_the_last_anchor_names(folder: Path) -> None:
+    """`Verification.head` can be compared with what the sinks were sent."""
+    *_, before, last = read_record(folder)
+    assert isinstance(last.event, Anchor)
+    assert verify_record(folder).head == last.event.head == before.hash
+
+
+def test_without_an_anchor_the_head_is_the_last_hash(tmp_path: Path) -> None:
+    """A run that was killed before its first anchor still has a head."""
+    event_samples.write_run(tmp_path, anchored=False)
+    *_, last = read_record(tmp_path)
+    verification = verify_record(tmp_path)
+    assert verification.head == last.hash
+    assert outcomes(verification)["anchors"] == "absent"
+    assert not verification.complete
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_change_of_a_single_byte_is_found(folder: Path, name: str) -> None:
+    """Three mutations of each byte of both files: some check fails, or the last line is torn.
+
+    The independent check of the chain agrees every time.
+    """
+    path = folder / name
+    whole = path.read_bytes()
+    with path.open("r+b", buffering=0) as file:
+        for place, byte in enumerate(whole):
+            for other in {byte ^ 1, byte ^ 0x20, ord("\n")} - {byte}:
+                os.pwrite(file.fileno(), bytes([other]), place)
+                verification = verify_record(folder)
+                mutated = whole[:place] + bytes([other]) + whole[place + 1 :]
+                check = "chain" if name == RECORD_FILE else "metrics"
+                assert (outcomes(verification)[check] == "pass") is chain_holds(mutated)
+                if place == len(whole) - 1 and name == RECORD_FILE:
+                    assert outcomes(verification)["completeness"] == "absent"
+                else:
+                    assert verification.failed, (place, bytes([byte]), bytes([other]))
+            os.pwrite(file.fileno(), bytes([byte]), place)
+    assert verify_record(folder).complete
+
+
+def _edits(lines: list[bytes]) -> Iterator[tuple[str, list[bytes]]]:
+    """Yield every deletion, duplication, swap and insertion of whole lines."""
+    foreign = chain.seal({**encode(event_samples.run_end()), "seq": 1, "prev": "1" * 64})[0]
+    for i, line in enumerate(lines):
+        yield f"delete {i}", lines[:i] + lines[i + 1 :]
+        yield f"duplicate {i}", [*lines[:i], line, *lines[i:]]
+        yield f"swap {i}", [*lines[:i], *lines[i : i + 2][::-1], *lines[i + 2 :]]
+        yield f"insert a blank line before {i}", [*lines[:i], b"\n", *lines[i:]]
+        yield f"insert a foreign line before {i}", [*lines[:i], foreign, *lines[i:]]
+    yield "append a foreign line", [*lines, foreign]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_edit_of_whole_lines_is_found(tmp_path: Path, name: str) -> None:
+    """Deleting, repeating, swapping or inserting a line fails a check.
+
+    Deleting the last line of the record leaves an intact prefix, which is no complete record.
+    """
+    event_samples.write_run(tmp_path, checks=3)
+    path = tmp_path / name
+    lines = path.read_bytes().splitlines(keepends=True)
+    last = len(lines) - 1
+    for what, edited in _edits(lines):
+        if edited == lines:
+            continue  # swapping the last line with nothing
+        path.write_bytes(b"".join(edited))
+        verification = verify_record(tmp_path)
+        check = "chain" if name == RECORD_FILE else "metrics"
+        assert (outcomes(verification)[check] == "pass") is chain_holds(b"".join(edited)), what
+        assert not verification.complete, what
+        assert verification.failed or (name == RECORD_FILE and what == f"delete {last}"), what
+
+
+@pytest.mark.parametrize("member", ["seq", "prev"])
+def test_a_resealed_line_must_still_fit_its_place(folder: Path, member: str) -> None:
+    """A right hash over a wrong number or a wrong link is found by that number or link."""
+    path = folder / RECORD_FILE
+    first, *rest = path.read_bytes().splitlines(keepends=True)
+    members = json.loads(first)
+    del members["hash"]
+    members[member] = {"seq": 1, "prev": "f" * 64}[member]
+    path.write_bytes(chain.seal(members)[0])
+    assert rest
+    verification = verify_record(folder)
+    assert outcomes(verification)["chain"] == "fail"
+    expected = {"seq": "its number is 1, its place is 0", "prev": "it follows ffffffffffff"}
+    assert expected[member] in sentence(verification, "chain")
+
+
+def test_a_whole_record_written_anew_has_another_head(folder: Path, tmp_path: Path) -> None:
+    """Nothing in the folder betrays a forgery of everything; the head that was sent away does."""
+    forged = tmp_path / "forged"
+    event_samples.write_run(forged, checks=2)
+    assert verify_record(forged).complete
+    assert verify_record(forged).head != verify_record(folder).head
+
+
+def test_a_record_cut_anywhere_is_an_interrupted_one(folder: Path) -> None:
+    """Cut at each byte: whole lines verify, a torn one is named by offset, nothing is complete."""
+    path = folder / RECORD_FILE
+    whole = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
+    for size in range(len(whole) - 1, -1, -1):
+        os.truncate(path, size)
+        verification = verify_record(folder)
+        found = outcomes(verification)
+        kept = [end for end in ends if end <= size]
+        assert found["chain"] == ("pass" if kept else "fail"), size
+        assert found["completeness"] == "absent", size
+        assert "INTERRUPTED" in sentence(verification, "completeness")
+        assert len(list(read_record(folder))) == len(kept)
+        if kept and kept[-1] != size:
+            assert f"torn last line at byte {kept[-1]} " in sentence(verification, "chain")
+        elif kept:
+            assert "torn" not in sentence(verification, "chain")
+
+
+def test_metrics_cut_anywhere_fail_against_the_anchors(folder: Path) -> None:
+    """Rows that an anchor pins cannot be cut off unnoticed."""
+    path = folder / METRICS_FILE
+    for size in range(path.stat().st_size - 1, -1, -1):
+        os.truncate(path, size)
+        verification = verify_record(folder)
+        assert outcomes(verification)["anchors"] == "fail", size
+        assert "pins 1 metrics rows; 0 are there" in sentence(verification, "anchors")
+        assert list(read_metrics(folder)) == []
+
+
+def test_metrics_that_are_missing_fail(folder: Path) -> None:
+    """A folder without `metrics.jsonl` is not what the monitor wrote."""
+    (folder / METRICS_FILE).unlink()
+    verification = verify_record(folder)
+    assert outcomes(verification)["metrics"] == "fail"
+    assert sentence(verification, "metrics") == "metrics.jsonl is missing."
+
+
+def test_metrics_of_another_run_fail_against_the_anchors(folder: Path, tmp_path: Path) -> None:
+    """Rows with an intact chain of their own are still not the ones the record pins."""
+    other = tmp_path / "other"
+    event_samples.write_run(other, checks=3)
+    shutil.copy(other / METRICS_FILE, folder / METRICS_FILE)
+    path = folder / METRICS_FILE
+    rows = path.read_bytes().splitlines(keepends=True)
+    members = {**json.loads(rows[0]), "loss": 0.5}
+    del members["hash"]
+    path.write_bytes(chain.seal(members)[0])
+    verification = verify_record(folder)
+    assert outcomes(verification)["metrics"] == "pass"
+    assert outcomes(verification)["anchors"] == "fail"
+    assert "pins another metrics row 1" in sentence(verification, "anchors")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"head": "a" * 64}, "does not name the line before it"),
+        ({"lines": 5}, "does not name the line before it"),
+        ({"metrics_head": "a" * 64}, "pins another metrics row 1"),
+        ({"metrics_rows": 2}, "pins 2 metrics rows; 1 are there"),
+        ({"metrics_rows": -1}, "pins -1 metrics rows; 1 are there"),
+        ({"metrics_rows": 0}, "pins another metrics row 0"),
+    ],
+)
+def test_an_anchor_that_disagrees_fails(folder: Path, change: dict[str, object], says: str) -> None:
+    """Each of an anchor's four claims is checked, and the sentence names the line."""
+    path = folder / RECORD_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    members = {**json.loads(lines[-1]), **change}
+    del members["hash"]
+    lines[-1] = chain.seal(members)[0]
+    path.write_bytes(b"".join(lines))
+    verification = verify_record(folder)
+    assert outcomes(verification)["chain"] == "pass"
+    assert outcomes(verification)["anchors"] == "fail"
+    assert sentence(verification, "anchors") == f"The anchor in line {len(lines)} {says}."
+
+
+def test_the_anchors_sentence_says_how_much_is_pinned(tmp_path: Path) -> None:
+    """Rows after the last anchor are covered by the chain alone, and the numbers say so."""
+    event_samples.write_run(tmp_path, checks=3, finished=False)
+    lines = (tmp_path / RECORD_FILE).read_bytes().splitlines(keepends=True)
+    (tmp_path / RECORD_FILE).write_bytes(b"".join(lines[:-1]))
+    expected = "2 anchors agree with both files; 2 of 3 metrics rows are pinned."
+    assert sentence(verify_record(tmp_path), "anchors") == expected
+
+
+def test_an_unfinished_second_segment_is_interrupted(tmp_path: Path) -> None:
+    """The end of the first segment does not complete a record that was continued."""
+    event_samples.write_run(tmp_path)
+    event_samples.write_run(tmp_path, segment=1, finished=False)
+    verification = verify_record(tmp_path)
+    assert not verification.failed
+    assert outcomes(verification)["completeness"] == "absent"
+
+
+def test_an_empty_record_fails(tmp_path: Path) -> None:
+    """A file without any line proves nothing."""
+    for name in FILES:
+        (tmp_path / name).touch()
+    verification = verify_record(tmp_path)
+    assert outcomes(verification)["chain"] == "fail"
+    assert verification.head == chain.GENESIS
+
+
+def test_a_folder_without_a_record_raises(tmp_path: Path) -> None:
+    """There is nothing to verify, which is no verdict."""
+    with pytest.raises(FileNotFoundError, match=RECORD_FILE):
+        verify_record(tmp_path)
+    with pytest.raises(FileNotFoundError, match=RECORD_FILE):
+        list(read_record(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (b"{", "not valid JSON"),
+        (b"[]", "not valid JSON|does not end"),
+        (b'{"loss":NaN}', "not valid JSON: bare NaN"),
+        (b'{"seq":0,"seq":0}', "not valid JSON: a member name occurs twice"),
+        (b'{"prev":"0"}', "seq must be an integer"),
+        (b'{"prev":0,"seq":0}', "prev a string"),
+        (b'{"prev":"0","seq":true}', "seq must be an integer"),
+        (b'{"prev":"0","seq":0}', "unknown event kind None"),
+        (b'{"a":' + b"[" * 100_000 + b"}", "not valid JSON"),
+    ],
+)
+def test_a_sealed_line_that_is_no_event_is_refused(tmp_path: Path, body: bytes, says: str) -> None:
+    """A right hash makes no event: the reader names the line, the verifier fails the chain."""
+    seal = hashlib.sha256(body).hexdigest().encode()
+    line = body[:-1] + b',"hash":"' + seal + b'"}'
+    with pytest.raises(RecordFormatError, match=says):
+        parse_line(line)
+    (tmp_path / RECORD_FILE).write_bytes(line + b"\n")
+    with pytest.raises(RecordFormatError, match=r"record\.jsonl, line 1: "):
+        list(read_record(tmp_path))
+    assert outcomes(verify_record(tmp_path))["chain"] == "fail"
+
+
+def test_a_metrics_row_that_is_no_measurement_is_refused(folder: Path) -> None:
+    """`read_metrics` yields measurements and nothing else."""
+    shutil.copy(folder / RECORD_FILE, folder / METRICS_FILE)
+    with pytest.raises(RecordFormatError, match="row 0: run_start, no measurement"):
+        list(read_metrics(folder))
+
+
+def test_measurements_come_back_as_they_were(tmp_path: Path) -> None:
+    """What the rules were given can be given to them again."""
+    event_samples.write_run(tmp_path, checks=3)
+    rows = list(read_metrics(tmp_path))
+    assert [type(row) for row in rows] == [Measurement] * 3
+    assert [row.norms for row in rows] == [(1.5, None), (2.5, None), (3.5, None)]
+
+
+def test_the_golden_record_of_format_1_still_reads() -> None:
+    """A record written by any released version verifies, decodes and encodes to the same bytes."""
+    verification = verify_record(GOLDEN)
+    assert {check.outcome for check in verification.checks} == {Outcome.PASS}
+    assert verification.head == (GOLDEN / "head").read_text().strip()
+    samples = event_samples.sample_events()
+    kinds = set()
+    for name in FILES:
+        for raw in (GOLDEN / name).read_bytes().splitlines():
+            line = parse_line(raw)
+            kinds.add(line.event.kind)
+            sealed = chain.seal({**encode(line.event), "seq": line.seq, "prev": line.prev})
+            assert sealed == (raw + b"\n", line.hash)
+    assert kinds == set(samples)

@@ -1,0 +1,269 @@
+"""The codec: every event survives the way to JSON and back, and nothing else is accepted."""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import event_samples
+import event_strategies
+import numpy as np
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ormas_core.config import MonitorConfig
+from ormas_core.errors import RecordFormatError
+from ormas_core.events import EVENT_TYPES, RunStart, SinkError
+from ormas_core.record import chain, decode, encode
+from ormas_core.record.reader import parse_line
+
+KINDS = sorted(EVENT_TYPES)
+FRAME = {"seq", "event", "step", "time_ns", "severity", "prev", "hash"}
+MEMBERS = {
+    "run_start": "run_id name framework model optimizer layers parameters trainable world_size "
+    "segment schema versions config",
+    "manifest": "mechanisms",
+    "measurement": "attempt stage scale skipped_in_a_row loss loss_elements layers norms nonfinite "
+    "outputs channels cost_ns",
+    "alarm": "layer diagnosis value normal sigma stage detail",
+    "alarm_cleared": "layer diagnosis value normal since_step",
+    "loss_spike": "value normal sigma",
+    "loss_recovered": "value normal since_step",
+    "nonfinite_loss": "value",
+    "nonfinite_gradient": "layer layers after before output_finite loss",
+    "skipped_step": "layer scale in_a_row",
+    "not_learning": "layer skipped scale_before scale since_step",
+    "no_gradients": "absent layers",
+    "loss_reduced": "elements",
+    "sink_error": "sink error",
+    "monitor_error": "error",
+    "anchor": "head lines metrics_head metrics_rows",
+    "run_end": "steps checks counts status error",
+}
+SEVERITIES = {
+    "critical": {"nonfinite_loss", "nonfinite_gradient", "not_learning"},
+    "warning": {"alarm", "loss_spike", "no_gradients", "sink_error", "monitor_error"},
+}
+
+
+def _sealed(members: Mapping[str, Any]) -> bytes:
+    line, _ = chain.seal({**members, "seq": 0, "prev": chain.GENESIS})
+    return line
+
+
+def _refuse(constant: str) -> float:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+def _number(digits: str) -> int | float:
+    # RFC 8785 writes the float 1e20 as digits; only integers in the safe range are integers.
+    return int(digits) if abs(int(digits)) <= event_strategies.SAFE else float(digits)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_decoding_returns_the_event_that_was_encoded(kind: str, data: st.DataObject) -> None:
+    """`decode(encode(event)) == event` by way of the bytes, for every event of every kind."""
+    event = data.draw(event_strategies.events(kind))
+    found = parse_line(_sealed(encode(event)).rstrip(b"\n")).event
+    assert event_strategies.same(event, found)
+    assert event_strategies.has_declared_types(found, EVENT_TYPES[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+def test_every_line_is_strict_and_canonical_json(kind: str, data: st.DataObject) -> None:
+    """A line is one strict JSON object, and without its hash it is canonical by RFC 8785."""
+    line = _sealed(encode(data.draw(event_strategies.events(kind))))
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    members = json.loads(line, parse_constant=_refuse, parse_int=_number)
+    digest = members.pop("hash")
+    body = line.removesuffix(b',"hash":"' + digest.encode() + b'"}\n') + b"}"
+    assert rfc8785.dumps(members) == body
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_members_of_a_line_are_a_contract(kind: str) -> None:
+    """Users' scripts read these names; a rename is a break of the record format."""
+    members = json.loads(_sealed(encode(event_samples.sample_events()[kind])))
+    assert set(members) == FRAME | set(MEMBERS[kind].split())
+    assert members["event"] == kind
+    expected = [level for level, kinds in SEVERITIES.items() if kind in kinds] or ["info"]
+    assert [members["severity"]] == expected
+
+
+def test_the_patterns_are_in_the_config_of_run_start() -> None:
+    """`run_start.config.layers` holds the patterns as they were given, and null without any."""
+    start = event_samples.sample_events()["run_start"]
+    assert encode(start)["config"]["layers"] == ["encoder.*", "head"]
+    everything = dataclasses.replace(start, config=MonitorConfig())
+    assert encode(everything)["config"]["layers"] is None
+
+
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [
+        (math.nan, "NaN"),
+        (np.float32("nan"), "NaN"),
+        (math.inf, "Infinity"),
+        (-math.inf, "-Infinity"),
+        (-0.0, "-0.0"),
+        (0.0, 0.0),
+        (np.float64(1.5), 1.5),
+        (1e-320, 1e-320),
+    ],
+)
+def test_floats_that_json_cannot_spell_are_strings(value: float, spelled: float | str) -> None:
+    """NaN, infinities and -0.0 are strings, every other float is a number."""
+    loss = encode(dataclasses.replace(event_samples.sample_events()["nonfinite_loss"], value=value))
+    assert loss["value"] == spelled
+    assert type(loss["value"]) is type(spelled)
+
+
+@pytest.mark.parametrize(
+    ("value", "spelled"),
+    [
+        (2**53 - 1, 2**53 - 1),
+        (2**53, "9007199254740992"),
+        (-(2**53) + 1, -(2**53) + 1),
+        (-(2**53), "-9007199254740992"),
+        (np.int64(5), 5),
+    ],
+)
+def test_integers_beyond_the_safe_range_are_strings(value: int, spelled: int | str) -> None:
+    """RFC 8785 refuses integers beyond 2**53 - 1, so those are decimal strings."""
+    members = encode(dataclasses.replace(event_samples.sample_events()["anchor"], lines=value))
+    assert members["lines"] == spelled
+    assert type(members["lines"]) is type(spelled)
+
+
+def test_times_are_always_decimal_strings() -> None:
+    """`time_ns` is a string even where it is small, so that its JSON type never changes."""
+    assert encode(SinkError(step=0, time_ns=7, sink="s", error="e"))["time_ns"] == "7"
+
+
+@given(before=st.text(max_size=3), lone=st.integers(0xD800, 0xDFFF))
+def test_lone_surrogates_are_written_escaped(before: str, lone: int) -> None:
+    r"""A file name with undecodable bytes becomes readable text such as `\udc80`."""
+    error = SinkError(step=0, sink="s", error=f"{before}{chr(lone)}!")
+    found = parse_line(_sealed(encode(error)).rstrip(b"\n")).event
+    assert isinstance(found, SinkError)
+    assert found.error == f"{before}\\u{lone:04x}!"
+
+
+def test_lone_surrogates_in_keys_are_written_escaped() -> None:
+    """Keys of mappings are text like any other."""
+    start = event_samples.sample_events()["run_start"]
+    odd = dataclasses.replace(start, versions={"\udc80": "1"})
+    found = parse_line(_sealed(encode(odd)).rstrip(b"\n")).event
+    assert isinstance(found, RunStart)
+    assert found.versions == {"\\udc80": "1"}
+
+
+def _wrong_values(tp: Any) -> Iterator[Any]:
+    """Yield JSON values that are no `tp`."""
+    origin, args = typing.get_origin(tp), typing.get_args(tp)
+    if origin in (typing.Union, types.UnionType):
+        (inner,) = (arg for arg in args if arg is not types.NoneType)
+        yield from (value for value in _wrong_values(inner) if value is not None)
+        return
+    yield None
+    if origin is tuple:
+        yield from ({}, "text", 3, *([value] for value in _wrong_values(args[0])))
+    elif origin is Mapping:
+        yield from ([], "text", 3, *({"key": value} for value in _wrong_values(args[1])))
+    elif dataclasses.is_dataclass(tp):
+        whole = encode_value(tp)
+        yield from ([], "text", {}, {**whole, "extra": 1})
+        for field in dataclasses.fields(tp):
+            yield {name: value for name, value in whole.items() if name != field.name}
+    elif issubclass(tp, Enum):
+        yield from ("nonsense", 3, [], {})
+    elif tp is str:
+        yield from (3, 1.5, True, [], {})
+    elif tp is int:
+        yield from (1.5, 1.0, True, "", "-", "--1", "1.0", "1e3", "٣", "9" * 41, [], {})
+    elif tp is float:
+        yield from (True, "1.5", "nan", "inf", "", 10**400, [], {})
+    else:
+        assert tp is bool
+        yield from (0, 1, "true", [], {})
+
+
+def encode_value(tp: Any) -> dict[str, Any]:
+    """Return the JSON members of a sample of a dataclass that is part of an event."""
+    start = encode(event_samples.sample_events()["run_start"])
+    if tp is MonitorConfig:
+        return dict(start["config"])
+    fields = event_samples.sample(tp)
+    return {
+        name: value.value
+        if isinstance(value, Enum)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+        for name, value in dataclasses.asdict(fields).items()
+    }
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_member_of_the_wrong_type_is_refused_by_name(kind: str) -> None:
+    """Whatever is no value of the declared type raises, naming the kind and the member."""
+    members = encode(event_samples.sample_events()[kind])
+    hints = typing.get_type_hints(EVENT_TYPES[kind])
+    for field in dataclasses.fields(EVENT_TYPES[kind]):
+        for value in _wrong_values(hints[field.name]):
+            with pytest.raises(RecordFormatError, match=rf"^{kind}\.{field.name}"):
+                decode({**members, field.name: value})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_missing_member_is_refused_by_name(kind: str) -> None:
+    """Every member is required: there are no silent defaults on the way back."""
+    members = encode(event_samples.sample_events()[kind])
+    for field in dataclasses.fields(EVENT_TYPES[kind]):
+        partial = {name: value for name, value in members.items() if name != field.name}
+        with pytest.raises(RecordFormatError, match=rf"'{field.name}' is missing"):
+            decode(partial)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unexpected_member_is_refused_by_name(kind: str) -> None:
+    """A member that the format does not have could be read as meaning something."""
+    members = encode(event_samples.sample_events()[kind])
+    with pytest.raises(RecordFormatError, match=r"unexpected members.*'approved'"):
+        decode({**members, "approved": True})
+
+
+@pytest.mark.parametrize("kind", [None, 3, "", "certificate", "Alarm", ["alarm"]])
+def test_an_unknown_kind_is_refused(kind: Any) -> None:
+    """Only kinds of this version of the format are read."""
+    members = encode(event_samples.sample_events()["alarm"])
+    with pytest.raises(RecordFormatError, match="unknown event kind"):
+        decode({**members, "event": kind})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("severity", [None, "nonsense", "INFO"])
+def test_a_wrong_severity_is_refused(kind: str, severity: Any) -> None:
+    """Severity follows from the kind, so a line cannot claim another one."""
+    members = encode(event_samples.sample_events()[kind])
+    other = "info" if members["severity"] != "info" else "critical"
+    for wrong in (severity, other):
+        with pytest.raises(RecordFormatError, match="severity"):
+            decode({**members, "severity": wrong})
+
+
+@pytest.mark.parametrize("change", [{"check_every": 0}, {"layers": []}, {"sigma": "Infinity"}])
+def test_a_config_that_cannot_be_is_refused_as_a_record_error(change: dict[str, Any]) -> None:
+    """A reader has one error to catch, whichever validation a line fails."""
+    members = encode(event_samples.sample_events()["run_start"])
+    with pytest.raises(RecordFormatError, match=next(iter(change))):
+        decode({**members, "config": {**members["config"], **change}})

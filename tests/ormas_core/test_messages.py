@@ -1,0 +1,229 @@
+"""Every event as a sentence: complete, with the layer and the numbers in it."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import event_samples
+import event_strategies
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ormas_core.events import (
+    EVENT_TYPES,
+    Alarm,
+    AlarmCleared,
+    Anchor,
+    Event,
+    LossRecovered,
+    LossReduced,
+    LossSpike,
+    Manifest,
+    MonitorError,
+    NoGradients,
+    NonfiniteGradient,
+    NonfiniteLoss,
+    NotLearning,
+    RunEnd,
+    SinkError,
+    SkippedStep,
+)
+from ormas_core.messages import describe
+from ormas_core.terms import (
+    Diagnosis,
+    Mechanism,
+    MechanismState,
+    NonfiniteCount,
+    Stage,
+    Status,
+)
+from ormas_core.testing import measurement, run_start
+
+ALARM = Alarm(
+    step=3,
+    layer="block3.conv",
+    diagnosis=Diagnosis.EXPLODING,
+    value=12345.0,
+    normal=0.125,
+    sigma=5.0,
+    stage=Stage.UNSCALED,
+    detail="5.0 decades off",
+)
+NONFINITE = NonfiniteGradient(
+    step=3,
+    layer="fc2",
+    layers=(
+        NonfiniteCount(layer="fc2", nan=16, inf=2),
+        NonfiniteCount(layer="fc1", nan=99, inf=0),
+    ),
+    after="relu",
+    before="fc2",
+    output_finite=None,
+    loss=0.6931,
+)
+MESSAGES: list[tuple[Event, str]] = [
+    (
+        run_start(("a", "b")),
+        "Watching 2 layers of Model (torch), a check every 50 steps.",
+    ),
+    (Manifest(step=0, mechanisms=()), "All is observed."),
+    (
+        Manifest(
+            step=0,
+            mechanisms=(
+                Mechanism(name="gradient_norms", state=MechanismState.ACTIVE),
+                Mechanism(name="scaling", state=MechanismState.UNUSED, reason="no scaler"),
+                Mechanism(name="loss", state=MechanismState.OFF, reason="no loss was given"),
+                Mechanism(name="maxima", state=MechanismState.UNOBSERVABLE, reason="compiled"),
+            ),
+        ),
+        "loss off: no loss was given; maxima unobservable: compiled",
+    ),
+    (measurement(0, {"a": 1.0, "b": 2.0}, loss=0.12345), "Check of 2 layers, loss 0.1235."),
+    (measurement(0, {"a": 1.0}), "Check of 1 layers, loss none."),
+    (ALARM, "block3.conv: exploding, gradient norm 1.23e+04; normal is 0.125."),
+    (
+        replace(ALARM, diagnosis=Diagnosis.VANISHING, value=1e-9),
+        "block3.conv: vanishing, gradient norm 1e-09; normal is 0.125.",
+    ),
+    (
+        replace(ALARM, diagnosis=Diagnosis.NO_GRADIENT, value=0.0, detail="no .grad"),
+        "block3.conv: no_gradient, no .grad; normal is 0.125.",
+    ),
+    (
+        AlarmCleared(
+            step=9,
+            layer="fc1",
+            diagnosis=Diagnosis.VANISHING,
+            value=0.5,
+            normal=0.25,
+            since_step=4,
+        ),
+        "fc1: vanishing since step 4 is over; gradient norm 0.5, normal 0.25.",
+    ),
+    (
+        LossSpike(step=3, value=41.5, normal=1.25, sigma=7.04),
+        "The loss is 41.5; normal is 1.25 (7.0 standard deviations).",
+    ),
+    (
+        LossRecovered(step=3, value=1.5, normal=1.25, since_step=2),
+        "The loss is back at 1.5 after the spike of step 2.",
+    ),
+    (
+        NonfiniteLoss(step=3, value=math.nan),
+        "The loss is nan. The weights may be lost: stop before saving them.",
+    ),
+    (
+        NONFINITE,
+        (
+            "fc2: gradient has 16 NaN and 2 Inf at loss 0.6931. Going backward it is the first "
+            "affected layer; the gradient at the output of relu was finite, at the output of fc2 "
+            "it was not. 1 further layers are consequences."
+        ),
+    ),
+    (
+        replace(NONFINITE, layers=NONFINITE.layers[:1], output_finite=True, loss=None),
+        (
+            "fc2: gradient has 16 NaN and 2 Inf. Going backward it is the first affected layer; "
+            "the gradient at its own output was finite, so it arose in this layer."
+        ),
+    ),
+    (
+        replace(NONFINITE, layers=NONFINITE.layers[:1], after=None, output_finite=False),
+        (
+            "fc2: gradient has 16 NaN and 2 Inf at loss 0.6931. Going backward it is the first "
+            "affected layer."
+        ),
+    ),
+    (
+        SkippedStep(step=3, layer="fc2", scale=65536.0, in_a_row=2),
+        "The loss scaler skips this update: overflow at scale 65536, first in fc2 (2 in a row).",
+    ),
+    (
+        NotLearning(
+            step=3,
+            layer="fc2",
+            skipped=25,
+            scale_before=65536.0,
+            scale=2.0**-9,
+            since_step=3,
+        ),
+        (
+            "25 consecutive optimizer steps skipped, scale 65536 -> 0.002, no update since step 3; "
+            "the overflow is in fc2."
+        ),
+    ),
+    (
+        NotLearning(step=3, layer=None, skipped=30, scale_before=1.0, scale=0.5, since_step=7),
+        "30 consecutive optimizer steps skipped, scale 1 -> 0.5, no update since step 7.",
+    ),
+    (
+        NoGradients(step=0, absent=True, layers=2),
+        (
+            "No gradient in any watched layer: every .grad is None. Call step() after backward() "
+            "and before zero_grad(); this check says nothing about the model."
+        ),
+    ),
+    (
+        NoGradients(step=0, absent=False, layers=2),
+        (
+            "No gradient in any watched layer: every gradient is exactly zero. Call step() after "
+            "backward() and before zero_grad(); this check says nothing about the model."
+        ),
+    ),
+    (
+        NoGradients(step=0, absent=True, layers=0),
+        (
+            "No watched layer has a trainable parameter that can be read here (frozen, or sharded "
+            "over processes): the manifest says why. Nothing is monitored."
+        ),
+    ),
+    (LossReduced(step=0, elements=32), "The loss has 32 elements; their mean is recorded."),
+    (
+        SinkError(step=0, sink="MLflowSink", error="OSError: no server"),
+        "The sink MLflowSink failed and was dropped; training goes on: OSError: no server",
+    ),
+    (
+        MonitorError(step=0, error="KeyError: 'x'"),
+        "The monitor failed and stopped watching; training goes on: KeyError: 'x'",
+    ),
+    (
+        Anchor(step=0, head="0123456789abcdef", lines=41, metrics_head="b", metrics_rows=2),
+        "Anchor: 41 lines, head 0123456789ab.",
+    ),
+    (
+        RunEnd(step=9, steps=9, checks=3, counts={}, status=Status.HEALTHY),
+        "Run ended: healthy, 9 steps, 3 checks.",
+    ),
+    (
+        RunEnd(step=9, steps=9, checks=3, counts={}, status=Status.INTERRUPTED, error="OSError"),
+        "Run ended: interrupted (OSError), 9 steps, 3 checks.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("event", "message"), MESSAGES)
+def test_the_sentence_of_an_event(event: Event, message: str) -> None:
+    """Word for word: people search their logs for these."""
+    assert describe(event) == message
+
+
+def test_every_kind_of_event_has_a_sentence_above() -> None:
+    """A new kind of event needs its sentence, and a line in the table."""
+    assert {event.kind for event, _ in MESSAGES} == set(EVENT_TYPES)
+
+
+@pytest.mark.parametrize("kind", sorted(EVENT_TYPES))
+@given(data=st.data())
+def test_no_event_is_too_odd_to_be_described(kind: str, data: st.DataObject) -> None:
+    """Whatever numbers and names an event holds, and a record may hold any."""
+    assert describe(data.draw(event_strategies.events(kind))).strip()
+
+
+@pytest.mark.parametrize(
+    "event", [event for event in event_samples.sample_events().values() if hasattr(event, "layer")]
+)
+def test_a_sentence_names_the_layer_it_is_about(event: Any) -> None:
+    """Every event that is about one layer says which."""
+    assert "encoder.layer.7" in describe(replace(event, layer="encoder.layer.7"))
