@@ -213,7 +213,9 @@ class Monitor:
         try:
             self._end(type(error).__name__ if error is not None else None)
         except Exception as failure:  # noqa: BLE001 - the user's exception must not be masked
-            _LOG.warning("The monitor could not close its record: %s", failure)
+            _LOG.warning("The monitor could not end its record: %s", failure)
+        for sink_error in self._fanout.close(self._attempt - self._skipped):
+            self._facts.add(sink_error)
 
     def __enter__(self) -> Self:
         return self
@@ -295,5 +297,3 @@ class Monitor:
         )
         if self._record is not None:
             self._emit(self._record.anchor(steps))
-        for failure in self._fanout.close(steps):
-            self._facts.add(failure)

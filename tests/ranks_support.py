@@ -211,7 +211,7 @@ def run_script(
             )
         return [json.loads(report.read_text()) for report in reports]
     finally:
-        shutil.rmtree(handover)
+        shutil.rmtree(handover, ignore_errors=True)
 
 
 def script_main(main: Callable[..., Mapping[str, Any]]) -> NoReturn:
@@ -383,11 +383,13 @@ def _wait(process: "subprocess.Popen[bytes]", timeout: float) -> bool:
     try:
         process.wait(timeout)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGTERM)  # torchrun then ends its own children
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
         return False
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun then ends its own children
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     return True

@@ -59,7 +59,7 @@ OWN_PRIVATE: Final = {("ormas_core/hooks/attach.py", "_handle")}
 
 MOST_FILE_LINES: Final = 400
 MOST_FUNCTION_LINES: Final = 60
-MOST_MONITOR_LINES: Final = 350
+MOST_MONITOR_LINES: Final = 300
 MOST_MONITOR_CODE_LINES: Final = 300
 
 

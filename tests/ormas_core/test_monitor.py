@@ -309,6 +309,20 @@ def test_a_failure_of_the_monitor_itself_stops_it_and_not_training(
     assert of(sink, RunEnd)[0].status is Status.PARTLY_MONITORED
 
 
+def test_sinks_are_closed_even_if_the_end_cannot_be_written(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure while ending the run is logged, and every sink is closed all the same."""
+    monitor, sink = make(ToyNet())
+
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("ormas_core.facts.FactsFold.verdict", broken)
+    monitor.close()
+    assert sink.closed
+
+
 @pytest.mark.parametrize(
     ("loss", "expected"),
     [

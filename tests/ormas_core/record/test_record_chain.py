@@ -16,6 +16,7 @@ from ormas_core.record import (
     METRICS_FILE,
     RECORD_FILE,
     Outcome,
+    RecordWriter,
     Verification,
     chain,
     encode,
@@ -148,6 +149,61 @@ def test_every_edit_of_whole_lines_is_found(tmp_path: Path, name: str) -> None:
         assert (outcomes(verification)[check] == "pass") is chain_holds(b"".join(edited)), what
         assert not verification.complete, what
         assert verification.failed or (name == RECORD_FILE and what == f"delete {last}"), what
+
+
+def test_every_check_says_what_was_found(folder: Path) -> None:
+    """Word for word: what was counted, where it fails, and what was claimed against what is."""
+    path = folder / RECORD_FILE
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    assert [check.sentence for check in verify_record(folder).checks] == [
+        f"{len(lines)} lines of record.jsonl, each hash and link as written.",
+        "1 lines of metrics.jsonl, each hash and link as written.",
+        "2 anchors agree with both files; 1 of 1 metrics rows are pinned.",
+        "The record ends in run_end and its anchor.",
+    ]
+    interrupted = "INTERRUPTED: the record does not end in run_end and its anchor"
+
+    path.write_bytes(whole + b"{")
+    torn = verify_record(folder)
+    assert sentence(torn, "chain") == (
+        f"{len(lines)} lines of record.jsonl, each hash and link as written. "
+        f"A torn last line at byte {len(whole)} is left out."
+    )
+    assert sentence(torn, "completeness") == f"{interrupted}; it is whole up to its last line."
+
+    changed = lines[1].replace(b'"manifest"', b'"manifesto"')
+    claimed = json.loads(changed)["hash"]
+    body = changed[: changed.rindex(b',"hash"')] + b"}"
+    found = hashlib.sha256(body).hexdigest()
+    path.write_bytes(lines[0] + changed + b"".join(lines[2:]))
+    broken = verify_record(folder)
+    assert sentence(broken, "chain") == (
+        f"record.jsonl, line 2: its bytes hash to {found[:12]}, it claims {claimed[:12]}."
+    )
+    assert sentence(broken, "completeness") == f"{interrupted}."
+
+    path.write_bytes(lines[0] + lines[2])
+    follows, before = json.loads(lines[2])["prev"], json.loads(lines[0])["hash"]
+    assert sentence(verify_record(folder), "chain") == (
+        f"record.jsonl, line 2: it follows {follows[:12]}, the line before is {before[:12]}."
+    )
+
+    path.write_bytes(b"{}\n")
+    assert sentence(verify_record(folder), "chain") == (
+        "record.jsonl, line 1: the line does not end in a hash member."
+    )
+    path.write_bytes(b"")
+    assert sentence(verify_record(folder), "chain") == "record.jsonl holds no whole line."
+
+
+def test_an_anchor_may_be_the_first_line(tmp_path: Path) -> None:
+    """It then names the genesis of both files."""
+    writer = RecordWriter(tmp_path)
+    writer.write(writer.anchor(0))
+    writer.write(event_samples.run_end())
+    writer.close()
+    assert outcomes(verify_record(tmp_path))["anchors"] == "pass"
 
 
 @pytest.mark.parametrize("member", ["seq", "prev"])
@@ -293,7 +349,7 @@ def test_a_folder_without_a_record_raises(tmp_path: Path) -> None:
     ("body", "says"),
     [
         (b"{", "not valid JSON"),
-        (b"[]", "not valid JSON|does not end"),
+        (b"[]", "not valid JSON"),
         (b'{"loss":NaN}', "not valid JSON: bare NaN"),
         (b'{"seq":0,"seq":0}', "not valid JSON: a member name occurs twice"),
         (b'{"prev":"0"}', "seq must be an integer"),
@@ -310,8 +366,10 @@ def test_a_sealed_line_that_is_no_event_is_refused(tmp_path: Path, body: bytes, 
     with pytest.raises(RecordFormatError, match=says):
         parse_line(line)
     (tmp_path / RECORD_FILE).write_bytes(line + b"\n")
-    with pytest.raises(RecordFormatError, match=r"record\.jsonl, line 1: "):
+    with pytest.raises(RecordFormatError) as caught:
         list(read_record(tmp_path))
+    assert str(caught.value).startswith(f"{tmp_path / RECORD_FILE}, line 1: ")
+    assert caught.value.subject == str(tmp_path / RECORD_FILE)
     assert outcomes(verify_record(tmp_path))["chain"] == "fail"
 
 

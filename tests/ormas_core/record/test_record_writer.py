@@ -1,5 +1,6 @@
 """The writer: whole lines only, nothing overwritten by accident, a record that survives a kill."""
 
+import io
 import os
 import signal
 import subprocess
@@ -9,11 +10,14 @@ from pathlib import Path
 
 import event_samples
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ormas_core import record
 from ormas_core.errors import RecordExistsError, RecordFormatError
 from ormas_core.events import LossReduced
 from ormas_core.record import METRICS_FILE, RECORD_FILE, RecordWriter, read_record, verify_record
+from ormas_core.record.reader import _tail
 from ormas_core.testing import measurement, run_start
 
 ROOT = Path(record.__file__).parents[2]
@@ -139,6 +143,20 @@ def test_append_continues_after_a_line_longer_than_a_block(tmp_path: Path) -> No
     assert (tmp_path / RECORD_FILE).stat().st_size > 2 * 65536 * 2
     assert [line.seq for line in read_record(tmp_path)] == [0, 1]
     assert verify_record(tmp_path).failed is False
+
+
+@given(
+    lines=st.lists(st.binary(max_size=9).map(lambda raw: raw.replace(b"\n", b".") + b"\n")),
+    torn=st.binary(max_size=9).map(lambda raw: raw.replace(b"\n", b".")),
+    block=st.integers(1, 12),
+)
+def test_the_last_line_is_found_whatever_the_block(
+    lines: list[bytes], torn: bytes, block: int
+) -> None:
+    """Read backwards in blocks of any size, the last line is the one that reading on ends at."""
+    data = b"".join([*lines, torn])
+    expected = torn or (lines[-1] if lines else b"")
+    assert _tail(io.BytesIO(data), block) == expected
 
 
 @pytest.mark.parametrize("name", [RECORD_FILE, METRICS_FILE])
