@@ -137,6 +137,13 @@ MESSAGES: list[tuple[Event, str]] = [
         ),
     ),
     (
+        replace(NONFINITE, layers=NONFINITE.layers[1:], after=None),
+        (
+            "fc2: gradient is not finite at loss 0.6931. Going backward it is the first affected "
+            "layer. 1 further layers are consequences."
+        ),
+    ),
+    (
         SkippedStep(step=3, layer="fc2", scale=65536.0, in_a_row=2),
         "The loss scaler skips this update: overflow at scale 65536, first in fc2 (2 in a row).",
     ),

@@ -71,6 +71,30 @@ def test_the_monitor_refuses_what_check_options_refuses(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("out", 3, "out must be the path of the run folder; got 3"),
+        ("name", 3, "name must be a text or None; got 3"),
+        ("config", 3, "config must be a MonitorConfig; got int"),
+        ("sinks", "x", "sinks must be a list of sinks; got 'x'"),
+        ("sinks", [3], "each of sinks needs the methods write(event) and close(); got 3"),
+        (
+            "repair",
+            True,
+            "repair=True: this version watches and does not repair; leave it False",
+        ),
+    ],
+)
+def test_a_refusal_says_what_was_asked_and_what_was_given(
+    name: str, value: Any, message: str
+) -> None:
+    """Word for word."""
+    with pytest.raises(ConfigError) as caught:
+        check_options(MonitorOptions(**{name: value}))  # type: ignore[misc]
+    assert str(caught.value) == message
+
+
 def test_every_option_can_be_refused_or_is_free() -> None:
     """A new option needs a case above, unless any value of it can be used."""
     free = {"scaler", "overwrite", "verbose"}
@@ -97,7 +121,8 @@ def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownOptionError, match="Unknown option 'chek_every'") as caught:
         check_options(MonitorOptions(chek_every=5))  # type: ignore[typeddict-unknown-key]
     assert caught.value.subject == "chek_every"
-    assert all(name in str(caught.value) for name in MonitorOptions.__annotations__)
+    names = ", ".join(MonitorOptions.__annotations__)
+    assert str(caught.value) == f"Unknown option 'chek_every'. The options are: {names}."
 
 
 def test_usable_options_come_back_as_a_copy() -> None:

@@ -78,8 +78,10 @@ def test_an_existing_record_is_refused_with_both_ways_out(tmp_path: Path, presen
         RecordWriter(tmp_path)
     assert isinstance(caught.value, RecordExistsError)
     assert caught.value.subject == str(tmp_path)
-    for part in (repr(str(tmp_path)), present, "Nothing was changed", "out=", "overwrite=True"):
-        assert part in str(caught.value)
+    assert str(caught.value) == (
+        f"The run folder {str(tmp_path)!r} already holds a record ({present}). Nothing was "
+        "changed. Choose another folder with out=..., or pass overwrite=True to delete that record."
+    )
     assert contents(tmp_path) == before
 
 
