@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ormas_core.facts import RunFacts as RunFacts
     from ormas_core.facts import Trouble as Trouble
     from ormas_core.facts import run_facts as run_facts
+    from ormas_core.hooks import watch_calls as watch_calls
     from ormas_core.host import Host as Host
     from ormas_core.messages import describe as describe
     from ormas_core.monitor import Monitor as Monitor
@@ -101,6 +102,7 @@ _HOMES: Final = {
         "SkippedStep",
     ),
     "facts": ("TROUBLE", "FactsFold", "RunFacts", "Trouble", "run_facts"),
+    "hooks": ("watch_calls",),
     "host": ("Host",),
     "messages": ("describe",),
     "monitor": ("Monitor",),

@@ -319,8 +319,8 @@ class RunEnd(_Event):
         checks: checks made.
         counts: attempts, checks without gradients, and events by kind.
         status: the verdict.
-        error: type name of the exception that ended the run; its text may hold data and is not
-            recorded.
+        error: type name of the exception that ended the run, "unknown" where it did not come to its
+            end for a reason unseen; the text of an exception may hold data and is not recorded.
     """
 
     kind: ClassVar[str] = "run_end"

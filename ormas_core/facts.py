@@ -199,7 +199,11 @@ class FactsFold:
 
     def _begin(self, event: RunStart) -> None:
         if self.start is not None:
-            self._earlier.append(self.end.status if self.end else Status.INTERRUPTED)
+            status = self.end.status if self.end else Status.INTERRUPTED
+            # A segment that was given up before its first step (a batch size that did not fit)
+            # has nothing to say.
+            if self.end is None or self.end.counts.get("attempts") != 0:
+                self._earlier.append(status)
         self.start, self.end = event, None
         self.segments += 1
         self.steps = self.checks = self.blind_checks = 0

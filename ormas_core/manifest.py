@@ -59,7 +59,7 @@ def run_start(
 
 
 class Sightings:
-    """What the first checks have shown, and what they have not.
+    """What the checks have shown, and what they have not.
 
     Args:
         first: the lines known before the first step.
@@ -72,11 +72,17 @@ class Sightings:
 
     def __init__(self, first: Sequence[Mechanism], selection: Selection, warmup: int) -> None:
         self.checks = 0
-        self._first = tuple(first)
+        self._first = self._said = tuple(first)
         self._warmup = warmup
-        self._trainable: tuple[str, ...] = ()
-        self._idle = {layer.name for layer in selection.layers} - set(selection.sharded)
-        self._uncalled = set() if selection.compiled else set(self._idle)
+        self._compiled = bool(selection.compiled)
+        readable = [ly for ly in selection.layers if ly.name not in selection.sharded]
+        # Layers that could have a gradient -> checks in which they had one that is not zero.
+        self._seen = {ly.name: 0 for ly in readable if next(ly.trainable(), None) is not None}
+        self._trainable: frozenset[str] = frozenset(self._seen)
+        self._measured: set[str] = set()
+        self._called: set[str] = set()
+        self._forward_failures: dict[str, str] = {}
+        self._unreadable: dict[str, str] = {}
         self._loss = False
         self._clipped = False
         self._loss_problem = ""
@@ -85,29 +91,36 @@ class Sightings:
         """Take what one check has seen."""
         measurement = reading.measurement
         self.checks += 1
-        self._trainable = measurement.layers
-        self._idle.difference_update(
-            name
-            for name, norm in zip(measurement.layers, measurement.norms, strict=True)
-            if norm is not None
-        )
-        self._uncalled -= reading.called
+        self._trainable = frozenset(measurement.layers)
+        self._measured |= self._trainable
+        for name, norm in zip(measurement.layers, measurement.norms, strict=True):
+            seen = self._seen.setdefault(name, 0)
+            self._seen[name] = seen + (norm is not None and norm != 0.0)
+        self._called |= reading.called
+        self._forward_failures.update(reading.forward_failures)
+        self._unreadable.update(reading.unreadable)
         self._loss_problem = reading.loss_problem or self._loss_problem
         self._loss = self._loss or measurement.loss is not None
         self._clipped = self._clipped or measurement.stage is Stage.CLIPPED
 
-    def manifest(self, step: int, *, ended: bool = False) -> Manifest:
-        """Return the first lines with what has shown up, or not, so far.
+    def news(self, step: int, *, ended: bool = False) -> Iterator[Manifest]:
+        """Yield a manifest if the warm-up is over, or the run, and it differs from the last one.
 
         Args:
             step: optimizer updates completed.
             ended: no further check will come.
         """
-        return Manifest(step=step, mechanisms=tuple(self._lines(ended=ended)))
+        if not ended and self.checks < self._warmup:
+            return
+        lines = tuple(self._lines(ended=ended))
+        if lines != self._said:
+            self._said = lines
+            yield Manifest(step=step, mechanisms=lines)
 
     def _lines(self, *, ended: bool) -> Iterator[Mechanism]:
         yield from (line for line in self._first if not (self._clipped and line.name == _STAGE))
-        yield from self._unseen()
+        yield from self._without_gradient()
+        yield from self._without_forward()
         if self._clipped:
             yield _stage_line(Stage.CLIPPED)
         if self._loss:
@@ -117,33 +130,70 @@ class Sightings:
             yield Mechanism(
                 name="loss", state=MechanismState.OFF, reason=self._loss_problem or reason
             )
-        if ended and self.checks <= self._warmup:
+        if ended:
+            yield from self._without_baseline()
+
+    def _without_gradient(self) -> Iterator[Mechanism]:
+        blind, partial = MechanismState.UNOBSERVABLE, MechanismState.PARTIAL
+        frozen = [n for n in self._seen if n not in self._trainable and n not in self._unreadable]
+        yield from _line(
+            GRADIENT_NORMS,
+            blind,
+            "requires a gradient and had none but zeros in any check: unused in the forward pass, "
+            "detached from the loss, or behind dead units",
+            [name for name in self._measured if self._seen[name] == 0],
+        )
+        yield from _line(
+            GRADIENT_NORMS,
+            blind,
+            "required a gradient when the run began, and at none of the checks",
+            [name for name in frozen if name not in self._measured],
+        )
+        yield from _line(
+            GRADIENT_NORMS,
+            partial,
+            "was measured and does not require a gradient any more",
+            [name for name in frozen if self._seen[name]],
+        )
+        for name, reason in self._unreadable.items():
+            yield from _line(GRADIENT_NORMS, blind, f"cannot be read: {reason}", [name])
+
+    def _without_forward(self) -> Iterator[Mechanism]:
+        blind = MechanismState.UNOBSERVABLE
+        for name, reason in self._forward_failures.items():
+            yield from _line("channel_maxima", blind, f"cannot be read: {reason}", [name])
+        if not self._compiled:
+            yield from _line(
+                "channel_maxima",
+                blind,
+                "no forward call of the module was seen: its parameters are used directly, by a "
+                "replica, or by compiled code",
+                [name for name, seen in self._seen.items() if seen and name not in self._called],
+            )
+
+    def _without_baseline(self) -> Iterator[Mechanism]:
+        if self.checks <= self._warmup:
             yield Mechanism(
                 name=ALARMS,
                 state=MechanismState.UNOBSERVABLE,
                 reason=f"{self.checks} checks were made and {self._warmup} are needed for a "
                 "baseline: no layer could alarm; check more often or train longer",
             )
+            return
+        yield from _line(
+            ALARMS,
+            MechanismState.UNOBSERVABLE,
+            f"had a gradient in fewer than the {self._warmup} checks that make a baseline",
+            [name for name, seen in self._seen.items() if 0 < seen < self._warmup],
+        )
 
-    def _unseen(self) -> Iterator[Mechanism]:
-        idle = tuple(name for name in self._trainable if name in self._idle)
-        uncalled = tuple(n for n in self._trainable if n in self._uncalled - self._idle)
-        if idle:
-            yield Mechanism(
-                name=GRADIENT_NORMS,
-                state=MechanismState.UNOBSERVABLE,
-                reason=f"requires a gradient and had none in {self.checks} checks: unused in the "
-                "forward pass, or detached from the loss",
-                layers=idle,
-            )
-        if uncalled:
-            yield Mechanism(
-                name="channel_maxima",
-                state=MechanismState.UNOBSERVABLE,
-                reason="no forward call of the module was seen: its parameters are used directly, "
-                "by a replica, or by compiled code",
-                layers=uncalled,
-            )
+
+def _line(
+    name: str, state: MechanismState, reason: str, layers: Sequence[str]
+) -> Iterator[Mechanism]:
+    """Yield one line for the layers, in the order of their names, if there are any."""
+    if layers:
+        yield Mechanism(name=name, state=state, reason=reason, layers=tuple(sorted(layers)))
 
 
 def _gradient_norms(selection: Selection) -> Iterator[Mechanism]:

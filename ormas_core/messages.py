@@ -130,10 +130,16 @@ def _describe_progress(event: SkippedStep | NotLearning | NoGradients | LossRedu
                 "sharded over processes): the manifest says why. Nothing is monitored."
             )
         case NoGradients():
-            found = "every .grad is None" if event.absent else "every gradient is exactly zero"
+            if event.absent:
+                cause = "every .grad is None. Call step() after backward() and before zero_grad()"
+            else:
+                cause = (
+                    "every one is exactly zero. The loss does not depend on the weights any more "
+                    "(it is saturated, or constant), or zero_grad() ran before step()"
+                )
             return (
-                f"No gradient in any watched layer: {found}. Call step() after backward() and "
-                "before zero_grad(); this check says nothing about the model."
+                f"No gradient in any watched layer: {cause}; this check says nothing about single "
+                "layers."
             )
         case LossReduced():
             return f"The loss has {event.elements} elements; their mean is recorded."

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -20,14 +21,7 @@ from ormas_core.facts import FactsFold, RunFacts
 from ormas_core.hooks import Collector, Reading, Reduction, after_backward, select, unwrap_optimizer
 from ormas_core.host import PLAIN_LOOP, Host
 from ormas_core.manifest import Sightings, first_lines, run_start
-from ormas_core.options import (
-    DEFAULTS,
-    check_name,
-    check_out,
-    check_repair,
-    check_sinks,
-    make_config,
-)
+from ormas_core.options import DEFAULTS, SHORTCUTS, MonitorOptions, check_options, make_config
 from ormas_core.record import RecordWriter
 from ormas_core.sinks import Fanout, LoggingSink, Sink
 from ormas_core.terms import Stage
@@ -89,18 +83,11 @@ class Monitor:
         host: Host = PLAIN_LOOP,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        shortcuts = {
-            "layers": layers,
-            "check_every": check_every,
-            "patience": patience,
-            "sigma": sigma,
-            "warmup": warmup,
-        }
-        self.config = make_config(config, shortcuts)
-        check_repair(repair)
-        check_out(out)
-        check_name(name)
-        extra = check_sinks(sinks)
+        shortcuts = (layers, check_every, patience, sigma, warmup)
+        self.config = make_config(config, dict(zip(SHORTCUTS, shortcuts, strict=True)))
+        others = MonitorOptions(out=out, repair=repair, scaler=scaler, sinks=sinks, name=name)
+        others = check_options({**others, "overwrite": overwrite, "verbose": verbose})
+        extra = tuple(others["sinks"])
         selection = select(model, self.config.layers, compiled=host.compiled)
         optimizer = unwrap_optimizer(optimizer)
         self._host = host
@@ -109,13 +96,15 @@ class Monitor:
         self._reading: Reading | None = None
         self._closed = self._sampling = False
         # An exception already being handled when the run began is not the one that ends it.
-        self._handled = id(sys.exc_info()[1])
+        self._handled = sys.exc_info()[1]
         self._collector: Collector | None = Collector(selection, optimizer, scaler)
+        # A monitor that is dropped without close() takes its process-wide hook along.
+        weakref.finalize(self, self._collector.watch.detach)
         self._alarms = AlarmEngine(self.config)
         self._facts = FactsFold()
 
         self._record = None
-        if ranks.rank() == 0:
+        if ranks.writes():
             self._record = RecordWriter(out, overwrite=overwrite, append=host.segment > 0)
             extra = (self._record, *extra, *([LoggingSink()] if verbose else []))
         self._fanout = Fanout(extra if self._record else (), clock)
@@ -198,20 +187,23 @@ class Monitor:
         if not self._host.prepares:
             self.prepare()
 
-    def close(self, error: BaseException | None = None) -> None:
+    def close(self, error: BaseException | None = None, *, completed: bool = True) -> None:
         """End the run and the record. Idempotent; never raises.
 
         Args:
             error: the exception that ends the run, if one does; in a `finally:` block it is found
                 without being passed. Only its type is recorded.
+            completed: False where the host knows that the loop did not come to its end.
         """
         if self._closed:
             return
         self._closed, pending = True, sys.exc_info()[1]
-        if error is None and id(pending) != self._handled:
+        if error is None and pending is not self._handled:
             error = pending
+        self._handled = None
+        unknown = None if completed else "unknown"
         try:
-            self._end(type(error).__name__ if error is not None else None)
+            self._end(type(error).__name__ if error is not None else unknown)
         except Exception as failure:  # noqa: BLE001 - the user's exception must not be masked
             _LOG.warning("The monitor could not end its record: %s", failure)
         for sink_error in self._fanout.close(self._attempt - self._skipped):
@@ -255,11 +247,9 @@ class Monitor:
         reading, self._reading = self._reading, None
         measurement = reading.measurement
         self._emit(measurement)
-        for event in self._alarms.update(measurement):
-            self._emit(event)
         self._sightings.note(reading)
-        if self._sightings.checks == self.config.warmup:
-            self._emit(self._sightings.manifest(measurement.step))
+        for event in (*self._alarms.update(measurement), *self._sightings.news(measurement.step)):
+            self._emit(event)
         if self._record is not None and self._facts.checks % self.config.anchor_every == 0:
             self._emit(self._record.anchor(measurement.step))
 
@@ -283,8 +273,8 @@ class Monitor:
             self._safely(lambda: settle(self._attempt))
         self._release()
         steps = self._attempt - self._skipped
-        if self._sightings.checks <= self.config.warmup:
-            self._emit(self._sightings.manifest(steps, ended=True))
+        for manifest in self._sightings.news(steps, ended=True):
+            self._emit(manifest)
         self._emit(
             RunEnd(
                 step=steps,

@@ -29,7 +29,8 @@ class MonitorOptions(TypedDict, total=False):
     verbose: bool
 
 
-_SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup")
+SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup")
+"""Config fields that are keywords of `Monitor` too."""
 
 
 def make_config(config: MonitorConfig | None, shortcuts: Mapping[str, Any]) -> MonitorConfig:
@@ -59,10 +60,12 @@ def check_options(options: MonitorOptions) -> MonitorOptions:
             raise UnknownOptionError(
                 name, f"Unknown option {name!r}. The options are: {', '.join(known)}."
             )
-    shortcuts = {name: value for name, value in options.items() if name in _SHORTCUTS}
+    shortcuts = {name: value for name, value in options.items() if name in SHORTCUTS}
     make_config(options.get("config"), shortcuts)
     sinks = check_sinks(options.get("sinks", ()))
     check_repair(options.get("repair", False))
+    check_flags(overwrite=options.get("overwrite", False), verbose=options.get("verbose", True))
+    check_scaler(options.get("scaler"))
     check_out(options.get("out", "ormas_run"))
     check_name(options.get("name"))
     return MonitorOptions(**{**options, "sinks": sinks})
@@ -105,6 +108,27 @@ def check_name(name: object) -> None:
     """
     if name is not None and not isinstance(name, str):
         raise ConfigError("name", f"name must be a text or None; got {name!r}")
+
+
+def check_flags(**flags: object) -> None:
+    """Refuse a switch that is neither True nor False: "no" would count as True.
+
+    Raises:
+        ConfigError: a flag is no bool.
+    """
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise ConfigError(name, f"{name} must be True or False; got {value!r}")
+
+
+def check_scaler(scaler: object) -> None:
+    """Refuse what cannot be a `GradScaler`.
+
+    Raises:
+        ConfigError: it does not say whether it is enabled, or what its scale is.
+    """
+    if scaler is not None and not (hasattr(scaler, "is_enabled") and hasattr(scaler, "get_scale")):
+        raise ConfigError("scaler", f"scaler must be a torch GradScaler or None; got {scaler!r}")
 
 
 def check_out(out: object) -> None:

@@ -1,5 +1,6 @@
 """Which process this is. The only user of torch.distributed."""
 
+import logging
 import os
 
 import torch.distributed as dist
@@ -14,6 +15,22 @@ def rank() -> int:
     if _initialized():
         return dist.get_rank()
     return _from_environment("RANK", "LOCAL_RANK", default=0)
+
+
+def writes() -> bool:
+    """Return whether this process writes the record: the one of rank 0.
+
+    Says so where only an environment variable makes it another: a leftover would leave no record.
+    """
+    if rank() == 0:
+        return True
+    if not _initialized():
+        logging.getLogger("ormas").warning(
+            "This process is rank %d by its environment (RANK or LOCAL_RANK), so it writes no "
+            "record; rank 0 does. Unset the variable if there is no rank 0.",
+            rank(),
+        )
+    return False
 
 
 def world_size() -> int:

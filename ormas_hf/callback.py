@@ -1,9 +1,10 @@
 """Translates the Trainer's events into calls of a `Monitor`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
+import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -13,10 +14,8 @@ from ormas_core import (
     MonitorOptions,
     Stage,
     check_options,
+    watch_calls,
 )
-
-if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
 
 
 class HFMonitorCallback(TrainerCallback):
@@ -44,8 +43,7 @@ class HFMonitorCallback(TrainerCallback):
     def __init__(self, **options: Unpack[MonitorOptions]) -> None:
         self._options = check_options(options)
         self._segments = 0
-        self._loss_hook: RemovableHandle | None = None
-        self._model: nn.Module | None = None
+        self._unwatch: Callable[[], None] | None = None
         self._reader: _LossReader | None = None
         self.monitor: Monitor | None = None
         """The monitor of the training that is running, or of the last one."""
@@ -65,11 +63,11 @@ class HFMonitorCallback(TrainerCallback):
             self._reader.follow(loss)
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the run and its record. Idempotent; never raises, so it masks no exception."""
-        self._unhook()
-        self._model = self._reader = None
-        if self.monitor is not None:
-            self.monitor.close(error)
+        """End the run and its record. Idempotent; never raises, so it masks no exception.
+
+        Called before the Trainer has said that training ended, it ends the run as interrupted.
+        """
+        self._end(error, completed=False)
 
     def __enter__(self) -> Self:
         return self
@@ -109,9 +107,9 @@ class HFMonitorCallback(TrainerCallback):
             **options,
         )
         self._segments += 1
-        self._model = None if compiled else model
         self._reader = _LossReader(
             self.monitor,
+            None if compiled else model,
             getattr(optimizer, "gradient_state", None),
             processes=args.world_size if _counts_all_tokens(args) else 1,
             clips=clips,
@@ -124,10 +122,9 @@ class HFMonitorCallback(TrainerCallback):
         if self.monitor is None:
             return
         self.monitor.prepare()
-        if not self.monitor.sampling:
-            return
-        if self._loss_hook is None and self._model is not None and self._reader is not None:
-            self._loss_hook = self._model.register_forward_hook(self._reader, with_kwargs=True)
+        reader = self._reader
+        if self.monitor.sampling and self._unwatch is None and reader and reader.can_look():
+            self._unwatch = watch_calls(reader)
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -143,19 +140,32 @@ class HFMonitorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End the run."""
-        self.close()
+        self._end(None, completed=True)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings: a copy in another process or trainer watches nothing yet."""
+        return {**self.__dict__, "monitor": None, "_reader": None, "_unwatch": None}
+
+    def _end(self, error: BaseException | None, *, completed: bool) -> None:
+        self._unhook()
+        self._reader = None
+        if self.monitor is not None:
+            self.monitor.close(error, completed=completed)
 
     def _unhook(self) -> None:
-        if self._loss_hook is not None:
-            self._loss_hook.remove()
-            self._loss_hook = None
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
 
 class _LossReader:
-    """A forward hook of the model, on it during sampled steps only: reads the loss it returns.
+    """Reads the loss that the model returns, as torch's process-wide forward hook.
+
+    It is registered during sampled steps only, and nothing is put on the model.
 
     Args:
         monitor: takes the loss.
+        model: the model, or None where its calls cannot be seen.
         gradient_state: accelerate's; tells the last micro-batch of an optimizer step.
         processes: factor by which the Trainer multiplies a loss that is divided by the number of
             items over all processes.
@@ -163,18 +173,32 @@ class _LossReader:
     """
 
     def __init__(
-        self, monitor: Monitor, gradient_state: Any, *, processes: int, clips: bool
+        self,
+        monitor: Monitor,
+        model: nn.Module | None,
+        gradient_state: Any,
+        *,
+        processes: int,
+        clips: bool,
     ) -> None:
         self._monitor = monitor
+        self._model = model
         self._gradient_state = gradient_state
         self._processes = processes
         self._clips = clips
 
+    def can_look(self) -> bool:
+        """Whether calls of the model can be seen."""
+        return self._model is not None
+
     def __call__(
         self, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any], output: Any
     ) -> None:
+        # First, so that code being compiled meanwhile sees a hook that does nothing.
+        if torch.compiler.is_compiling() or module is not self._model or not module.training:
+            return
         loss = _returned_loss(output)
-        if loss is None or not module.training:
+        if loss is None:
             return
         if kwargs.get("num_items_in_batch") is None:
             self._monitor.note_loss(loss, fallback=True)
@@ -195,6 +219,8 @@ def _returned_loss(output: Any) -> Tensor | None:
         loss = output.get("loss")
     else:
         loss = output[0] if isinstance(output, tuple | list) and output else None
+        if isinstance(loss, Tensor) and loss.dim() > 0:
+            return None  # logits: the Trainer computes the loss itself
     return loss if isinstance(loss, Tensor) and loss.is_floating_point() else None
 
 

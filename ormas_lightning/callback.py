@@ -1,6 +1,6 @@
 """Translates Lightning's hooks into calls of a `Monitor`."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -37,6 +37,8 @@ class LightningMonitorCallback(Callback):
         self._segments = 0
         self._optimizer: Optimizer | None = None
         self._scaled = False
+        self._losses: list[Tensor] = []
+        self._last_step = -1
         self.monitor: Monitor | None = None
         """The monitor of the fit that is running, or of the last one."""
 
@@ -46,6 +48,8 @@ class LightningMonitorCallback(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaled = scaler is not None
         self._optimizer = _first_optimizer(trainer)
+        self._losses, self._last_step = [], -1
+        _follow_loggers(trainer, self._options.get("sinks", ()))
         options = MonitorOptions(**{"scaler": scaler, **self._options})
         self.monitor = Monitor(
             pl_module,
@@ -79,14 +83,23 @@ class LightningMonitorCallback(Callback):
             return
         # Automatic optimization divides by the accumulation before this hook.
         parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
-        self.monitor.note_loss(loss.detach() * parts, scaled=self._scaled)
+        self._losses.append(loss.detach() * parts)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer
     ) -> None:
         """Make the check: backward is done, gradients are unscaled, clipping has not begun."""
-        if self.monitor is not None and (self._optimizer is None or optimizer is self._optimizer):
-            self.monitor.step()
+        losses, self._losses = self._losses, []
+        if self.monitor is None or (
+            self._optimizer is not None and optimizer is not self._optimizer
+        ):
+            return  # a step of another optimizer, with losses of its own
+        if self._optimizer is not None and trainer.global_step == self._last_step:
+            return  # an optimizer that evaluates its closure several times in one step
+        self._last_step = trainer.global_step
+        for loss in losses:
+            self.monitor.note_loss(loss, scaled=self._scaled)
+        self.monitor.step()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the run."""
@@ -103,6 +116,10 @@ class LightningMonitorCallback(Callback):
         if stage == "fit":
             self._close()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the settings: a copy in another process or trainer watches nothing yet."""
+        return {**self.__dict__, "monitor": None, "_optimizer": None, "_losses": []}
+
     def _close(self, error: BaseException | None = None) -> None:
         if self.monitor is not None:
             self.monitor.close(error)
@@ -116,6 +133,20 @@ def _first_optimizer(trainer: Trainer) -> Optimizer | None:
         if isinstance(opt, Optimizer) and type(opt).__name__ != "_MockOptimizer"
     ]
     return usable[0] if usable else None
+
+
+def _follow_loggers(trainer: Trainer, sinks: Iterable[Any]) -> None:
+    """Tell sinks that can follow a tracker's run which one Lightning's MLflow logger writes to."""
+    if not trainer.is_global_zero:
+        return
+    logger: Any
+    for logger in trainer.loggers:
+        if type(logger).__name__ != "MLFlowLogger":
+            continue
+        for sink in sinks:
+            follow = getattr(sink, "follow", None)
+            if callable(follow):
+                follow(run_id=logger.run_id, tracking_uri=logger._tracking_uri)  # noqa: SLF001 - no public name
 
 
 def _notes(trainer: Trainer) -> Iterator[Mechanism]:

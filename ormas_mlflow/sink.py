@@ -60,6 +60,7 @@ class MLflowSink:
         self._experiment = experiment
         self._artifact_location = artifact_location
         self._close_timeout = float(close_timeout)
+        self._followed: tuple[str, str] | None = None
         self._worker: Worker | None = None
         self._latest: Worker | None = None
         self._tags = RunTags()
@@ -107,6 +108,15 @@ class MLflowSink:
     def run_id(self) -> str | None:
         """The MLflow run that the latest training went to; None while it is not known."""
         return self._latest.run_id if self._latest is not None else self._run_id
+
+    def follow(self, *, run_id: str, tracking_uri: str) -> None:
+        """Use the run that the framework's own MLflow logger writes to, from the next start on.
+
+        An adapter says so. `run_id` and `tracking_uri` of this sink count more, and so does a run
+        that is active in the training thread.
+        """
+        if self._tracking_uri is None and self._run_id is None:
+            self._followed = (run_id, tracking_uri)
 
     def write(self, event: Event, /) -> None:
         """Take one event; the worker thread sends what follows from it.
@@ -162,11 +172,14 @@ class MLflowSink:
 
     def _pin(self, start: RunStart, before: Worker | None) -> Pin:
         run_id = self._run_id or ambient_run(self._tracking_uri)
+        uri = self._tracking_uri
+        if run_id is None and self._followed is not None:
+            run_id, uri = self._followed
         if before is not None and (before.pin.owned or run_id is None):
             # Frameworks do not always open a run again for a second fit.
             return before.pin
         return Pin(
-            uri=self._tracking_uri or mlflow.get_tracking_uri(),
+            uri=uri or mlflow.get_tracking_uri(),
             run_id=run_id,
             experiment=self._experiment,
             artifact_location=self._artifact_location,

@@ -34,18 +34,26 @@ class GradientRule:
     A value alarms when it is at least `sigma` standard deviations and `alarm_min_decades` off in
     `alarm_confirmations` consecutive checks, or `alarm_decades_at_once` off in one. A norm of
     exactly zero is infinitely many decades off, so one check is enough, unless the layer has been
-    idle before (a rare branch, an expert): then the gap must be three times its longest one.
+    idle before (a rare branch, an expert): then the gap must be three times its longest one. Before
+    a baseline is made, the gap must be three times the warm-up.
+
+    A gradient may fall with its loss: the decades by which the loss is below its own baseline are
+    not held against it, since that is what an easy batch and a fitted model look like.
+
     Suspicious values, confirmed or not, stay out of the baseline. Accepts every stage.
     """
 
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config
+        self._longest_gap = _GAP_FACTOR * config.warmup
         self._layers: dict[str, _Layer] = {}
+        self._loss = Baseline(config.baseline_memory)
 
     def update(self, measurement: Measurement, /) -> Iterator[Event]:
         """Judge each layer. A check without any gradient says nothing about single layers."""
         if not measurement.has_gradient:
             return
+        fallen = self._loss_fallen(measurement.loss)
         for name, norm in zip(measurement.layers, measurement.norms, strict=True):
             layer = self._layers.get(name)
             if layer is None:
@@ -53,14 +61,26 @@ class GradientRule:
             if norm is None or norm == 0.0:
                 yield from self._zero(name, layer, measurement, absent=norm is None)
             elif math.isfinite(norm):
-                yield from self._value(name, layer, measurement, norm)
+                yield from self._value(name, layer, measurement, norm, fallen)
+
+    def _loss_fallen(self, loss: float | None) -> float:
+        """Return the decades by which the loss is below its baseline, and take it into that."""
+        if loss is None or not math.isfinite(loss) or loss < 0.0:
+            return 0.0
+        if loss == 0.0:
+            return math.inf
+        value = math.log10(loss)
+        known = self._loss.count >= self._config.warmup
+        fallen = max(0.0, self._loss.mean - value) if known else 0.0
+        self._loss.add(value)
+        return fallen
 
     def _zero(
         self, name: str, layer: _Layer, measurement: Measurement, *, absent: bool
     ) -> Iterator[Event]:
         layer.zeros += 1
         layer.pending, layer.pending_checks = None, 0
-        if layer.open is Diagnosis.NO_GRADIENT or layer.baseline.count < self._config.warmup:
+        if layer.open is Diagnosis.NO_GRADIENT or layer.baseline.count == 0:
             return
         if layer.zeros < self._needed_zeros(layer):
             return
@@ -75,21 +95,28 @@ class GradientRule:
         )
 
     def _needed_zeros(self, layer: _Layer) -> int:
+        warming = layer.baseline.count < self._config.warmup
+        least = self._longest_gap if warming else 1
         if layer.longest_zeros == 0:
-            return 1
-        return max(self._config.alarm_confirmations, _GAP_FACTOR * layer.longest_zeros)
+            return least
+        return max(least, self._config.alarm_confirmations, _GAP_FACTOR * layer.longest_zeros)
 
     def _value(
-        self, name: str, layer: _Layer, measurement: Measurement, norm: float
+        self, name: str, layer: _Layer, measurement: Measurement, norm: float, fallen: float
     ) -> Iterator[Event]:
-        if layer.zeros and layer.open is not Diagnosis.NO_GRADIENT:
+        # A long gap that alarmed is a fault and not learnt; a short one is how this layer works.
+        if layer.open is not Diagnosis.NO_GRADIENT or layer.zeros <= self._longest_gap:
             layer.longest_zeros = max(layer.longest_zeros, layer.zeros)
         layer.zeros = 0
         value = math.log10(norm)
         if layer.baseline.count < self._config.warmup:
+            yield from self._close(name, layer, measurement, norm)
             layer.baseline.add(value)
             return
-        found = self._diagnose(layer.baseline, value)
+        off = value - layer.baseline.mean
+        if off < 0.0:
+            off = min(0.0, off + fallen)
+        found = self._diagnose(layer.baseline, off)
         if found is None:
             layer.pending, layer.pending_checks = None, 0
             yield from self._close(name, layer, measurement, norm)
@@ -100,18 +127,17 @@ class GradientRule:
             return
         layer.pending_checks = layer.pending_checks + 1 if found is layer.pending else 1
         layer.pending = found
-        decades = abs(value - layer.baseline.mean)
         if (
-            decades >= self._config.alarm_decades_at_once
+            abs(off) >= self._config.alarm_decades_at_once
             or layer.pending_checks >= self._config.alarm_confirmations
         ):
             yield from self._close(name, layer, measurement, norm)
-            detail = f"{decades:.1f} decades off"
+            detail = f"{abs(value - layer.baseline.mean):.1f} decades off"
             yield self._open(name, layer, measurement, found, norm=norm, detail=detail)
 
-    def _diagnose(self, baseline: Baseline, value: float) -> Diagnosis | None:
-        off = value - baseline.mean
-        if abs(off) < self._config.alarm_min_decades or baseline.sigmas(value) < self._config.sigma:
+    def _diagnose(self, baseline: Baseline, off: float) -> Diagnosis | None:
+        sigmas = baseline.sigmas(baseline.mean + off)
+        if abs(off) < self._config.alarm_min_decades or sigmas < self._config.sigma:
             return None
         return Diagnosis.EXPLODING if off > 0 else Diagnosis.VANISHING
 
@@ -155,11 +181,13 @@ class GradientRule:
 
     def state_dict(self) -> State:
         """Return each layer's baseline and episode."""
-        return {name: _dump(layer) for name, layer in self._layers.items()}
+        layers = {name: _dump(layer) for name, layer in self._layers.items()}
+        return {"layers": layers, "loss": self._loss.state()}
 
     def load_state_dict(self, state: State, /) -> None:
         """Continue from a state that `state_dict` returned."""
-        self._layers = {name: _load(saved, self._config) for name, saved in state.items()}
+        self._loss.load(state["loss"])
+        self._layers = {name: _load(saved, self._config) for name, saved in state["layers"].items()}
 
 
 def _power(exponent: float) -> float:

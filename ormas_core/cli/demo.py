@@ -83,7 +83,7 @@ def _quiet() -> Iterator[None]:
 
 def _train(framework: str, folder: Path, *, overwrite: bool) -> dict[str, str]:
     """Train one run and return the tags of its MLflow run, read back from the store."""
-    from ormas_core import MonitorConfig, missing_extra
+    from ormas_core import MonitorConfig, RecordExistsError, missing_extra
 
     try:
         from ormas_core.cli import demo_training
@@ -91,6 +91,10 @@ def _train(framework: str, folder: Path, *, overwrite: bool) -> dict[str, str]:
     except ImportError as error:
         raise missing_extra(error.name or "scikit-learn", "demo") from error
 
+    if not overwrite and (folder / "record.jsonl").exists():
+        raise RecordExistsError(
+            str(folder), f"{folder} holds an earlier demo: choose another --out, or --overwrite it"
+        )
     if overwrite:
         for leftover in (folder / "mlflow.db", folder / "summary.md"):
             leftover.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ Exit codes of every command: 0 fine, 1 the command's own "no", 2 usage or nothin
 """
 
 import argparse
+import io
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
@@ -24,6 +25,9 @@ COMMANDS: Final[Mapping[str, ModuleType]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     arguments = _parser().parse_args(argv)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of layers may be beyond the terminal
+            stream.reconfigure(errors="backslashreplace")
     try:
         code: int = COMMANDS[arguments.command].run(arguments)
     except (OrmasError, OSError) as error:

@@ -1,6 +1,6 @@
 """The hook engine: from a live model to a `Measurement`, on sampled steps only."""
 
-from ormas_core.hooks._torch import TORCH_VERSION, after_backward
+from ormas_core.hooks._torch import TORCH_VERSION, after_backward, watch_calls
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.losses import Reduction
 from ormas_core.hooks.select import Selection, select, unwrap, unwrap_optimizer
@@ -15,4 +15,5 @@ __all__ = [
     "select",
     "unwrap",
     "unwrap_optimizer",
+    "watch_calls",
 ]

@@ -3,7 +3,7 @@
 Each is guarded, so that a torch without it costs one mechanism and not the run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,23 @@ def is_tracing() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
+def watch_calls(hook: Callable[..., None]) -> Callable[[], None]:
+    """Call `hook(module, args, kwargs, output)` after every module call of the process.
+
+    Returns:
+        A function that ends it. torch's own handle forgets to take the mark "with keyword
+        arguments" back, and from then on takes the process for one that has global hooks.
+    """
+    handle = torch.nn.modules.module.register_module_forward_hook(hook, with_kwargs=True)
+
+    def end() -> None:
+        handle.remove()
+        marks = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
+        marks.pop(handle.id, None)
+
+    return end
+
+
 def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
     """Call `call` once, at the very end of the next backward pass through `loss`.
 
@@ -90,8 +107,11 @@ def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:
 
 
 def has_unscaled(scaler: Any, optimizer: Any) -> bool:
-    """Whether `scaler.unscale_(optimizer)` has run since the last update."""
-    states = getattr(scaler, "_per_optimizer_states", {})
+    """Whether `scaler.unscale_(optimizer)` has run since the last update.
+
+    Where the optimizer is not known, whether it has run for any.
+    """
+    states: Mapping[int, Any] = getattr(scaler, "_per_optimizer_states", {})
     # Indexing this defaultdict would create an entry in the user's object.
-    state = states.get(id(optimizer)) if hasattr(states, "get") else None
-    return state is not None and getattr(state.get("stage"), "name", "") == "UNSCALED"
+    asked = states.values() if optimizer is None else [states.get(id(optimizer), {})]
+    return any(getattr(state.get("stage"), "name", "") == "UNSCALED" for state in asked)

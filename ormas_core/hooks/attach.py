@@ -6,7 +6,7 @@ without a monitor. The gradient hooks sit on output tensors and die with the ste
 """
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from ormas_core.hooks.statistics import channel_maxima, magnitude
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
+
+_ERROR_LIMIT: Final = 200
 
 
 class ForwardWatch:
@@ -32,13 +34,14 @@ class ForwardWatch:
             Activation checkpointing calls again during backward, which does not count.
         channel_max: layer name -> maximum of each output channel over all calls, on the device.
         output_peak: module name -> largest absolute gradient that reached its outputs.
-        error: the first failure inside a hook, which never reaches the user's forward pass.
+        failures: module name -> what went wrong in its hook; it never reaches the user's passes.
     """
 
     def __init__(self, modules: Iterable[tuple[str, nn.Module]], channels: Iterable[str]) -> None:
         self._names = {id(module): name for name, module in modules}
         self._channels = frozenset(channels)
         self._handle: RemovableHandle | None = None
+        self._peak_handles: list[RemovableHandle] = []
         self.clear()
 
     def clear(self) -> None:
@@ -48,7 +51,7 @@ class ForwardWatch:
         self.order: dict[str, int] = {}
         self.channel_max: dict[str, Tensor] = {}
         self.output_peak: dict[str, Tensor] = {}
-        self.error: Exception | None = None
+        self.failures: dict[str, str] = {}
 
     def attach(self) -> None:
         """Start observing. Attaching twice is attaching once."""
@@ -61,21 +64,29 @@ class ForwardWatch:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+        for handle in self._peak_handles:  # a graph that is kept would keep them
+            handle.remove()
+        self._peak_handles = []
 
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        # First, so that code being compiled meanwhile sees a hook that does nothing.
+        if torch.compiler.is_compiling():
+            return
         name = self._names.get(id(module))
         if (
             name is None
-            or self._handle is None
             or not torch.is_grad_enabled()  # validation between two steps is not training
-            or torch.compiler.is_compiling()
             or _torch.is_tracing()
         ):
             return
         try:
             self._observe(name, module, output)
         except Exception as error:  # noqa: BLE001 - the user's forward pass must not fail over it
-            self.error = self.error or error
+            self.fail(name, error)
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note that a module cannot be observed; its first failure counts."""
+        self.failures.setdefault(name, f"{type(error).__name__}: {error}"[:_ERROR_LIMIT])
 
     def _observe(self, name: str, module: nn.Module, output: Any) -> None:
         tensors = [t for t in _tensors(output) if not _torch.is_transformed(t)]
@@ -83,11 +94,12 @@ class ForwardWatch:
         if not _torch.in_backward():
             self._calls += 1
             self.order[name] = self._calls
-        if name in self._channels and isinstance(output, Tensor) and tensors:
-            self._note_channels(name, channel_maxima(module, output))
         for tensor in tensors:
             if tensor.grad_fn is not None and tensor.is_floating_point():
-                tensor.register_hook(_PeakHook(self, name))  # type: ignore[no-untyped-call]
+                handle = tensor.register_hook(_PeakHook(self, name))  # type: ignore[no-untyped-call]
+                self._peak_handles.append(handle)
+        if name in self._channels and isinstance(output, Tensor) and tensors:
+            self._note_channels(name, channel_maxima(module, output))
 
     def _note_channels(self, name: str, maxima: Tensor | None) -> None:
         before = self.channel_max.get(name)
@@ -106,7 +118,7 @@ class _PeakHook:
         self._name = name
 
     def __call__(self, gradient: Tensor) -> None:
-        if self._watch._handle is None or _torch.is_transformed(gradient):  # noqa: SLF001 - one unit
+        if torch.compiler.is_compiling() or _torch.is_transformed(gradient):
             return
         try:
             with torch.no_grad():
@@ -116,7 +128,7 @@ class _PeakHook:
                     peak = torch.maximum(peak, before.to(peak.device))
                 self._watch.output_peak[self._name] = peak
         except Exception as error:  # noqa: BLE001 - the user's backward pass must not fail over it
-            self._watch.error = self._watch.error or error
+            self._watch.fail(self._name, error)
 
 
 def _tensors(output: Any) -> list[Tensor]:

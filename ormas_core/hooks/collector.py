@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from ormas_core.hooks.select import Selection
 from ormas_core.terms import ChannelSummary, NonfiniteCount, OutputGradient, Stage
 
 _Values = list[tuple[str, Tensor]]
+_ERROR_LIMIT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,16 @@ class Reading:
         channel_max: layer -> maximum of each output channel, shape (channels,).
         called: watched layers whose forward call was seen.
         loss_problem: why a loss that was given could not be used; empty if none was refused.
+        forward_failures: module -> why its output could not be observed.
+        unreadable: watched layer -> why its gradient could not be read.
     """
 
     measurement: Measurement
     channel_max: Mapping[str, NDArray[np.float64]]
     called: frozenset[str]
     loss_problem: str
+    forward_failures: Mapping[str, str]
+    unreadable: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -46,6 +51,7 @@ class _Gradients:
     layers: list[str] = field(default_factory=list)
     values: _Values = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 class Collector:
@@ -88,8 +94,12 @@ class Collector:
             self._observe_scale(attempt, [float(host[slot][0]) for slot in slots])
 
     def arm(self) -> None:
-        """Observe the forward passes from here on, until `read` or `disarm`."""
-        self.watch.attach()
+        """Observe the forward passes from here on, until `read` or `disarm`.
+
+        Unless a module has been compiled since: its code would be compiled again for the hook.
+        """
+        if not any(_torch.is_compiled(module) for _, module in self._selection.modules):
+            self.watch.attach()
 
     def disarm(self) -> None:
         """Stop observing and forget."""
@@ -103,14 +113,9 @@ class Collector:
         Args:
             attempt: calls of `step()` before this one.
             stage: what the host says of the gradients; `scaled` is found out here.
-
-        Raises:
-            Exception: whatever went wrong inside a hook, which kept it from the forward pass.
         """
         self.watch.detach()
         try:
-            if self.watch.error is not None:
-                raise self.watch.error
             return self._finish(attempt, self._gradients(stage))
         finally:
             self.disarm()
@@ -125,10 +130,13 @@ class Collector:
             if not own:
                 continue
             seen.update(id(p) for p in own)
+            try:
+                values = [statistics.gradient_values(p.grad) for p in own if p.grad is not None]
+            except (RuntimeError, NotImplementedError) as error:  # a layout that torch cannot open
+                found.unreadable[layer.name] = f"{type(error).__name__}: {error}"[:_ERROR_LIMIT]
+                continue
             found.layers.append(layer.name)
-            found.values += [
-                (layer.name, statistics.gradient_values(p.grad)) for p in own if p.grad is not None
-            ]
+            found.values += [(layer.name, value) for value in values]
         found.norms = statistics.norms([value for _, value in found.values])
         return found
 
@@ -168,7 +176,14 @@ class Collector:
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
         )
         called = frozenset(self.watch.called)
-        return Reading(measurement, channel_max, called, self.losses.problem)
+        return Reading(
+            measurement,
+            channel_max,
+            called,
+            loss_problem=self.losses.problem,
+            forward_failures=dict(self.watch.failures),
+            unreadable=gradients.unreadable,
+        )
 
     def _add_scale(self, gather: Gather) -> list[int]:
         tensors = _torch.scaler_tensors(self._scaler)

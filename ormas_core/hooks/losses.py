@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -53,19 +54,17 @@ class LossNotes:
         Nothing of the graph is kept. What cannot be used is noted in `problem`. A `fallback` counts
         only where the step has no other loss.
         """
-        value: Tensor | float | None
-        if isinstance(loss, Tensor):
-            value = self._reduce(loss.detach())
-        else:
-            try:
-                value = float(loss)
-            except (TypeError, ValueError):
-                value = None
-                self.problem = f"the loss given is a {type(loss).__name__}, no tensor or number"
+        value: Tensor | float | None = None
+        try:
+            value = self._reduce(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        except Exception as error:  # noqa: BLE001 - users pass anything, and their classes raise anything
+            self.problem = f"the loss given, a {type(loss).__name__}, is no number: {error}"[:200]
         if value is not None:
             self._notes.append(_Note(value, reduction, scaled, fallback))
 
     def _reduce(self, loss: Tensor) -> Tensor | None:
+        if loss.layout is not torch.strided:
+            loss = loss.to_dense()
         if loss.numel() == 0 or loss.is_complex():
             self.problem = f"the loss given has {loss.numel()} elements of type {loss.dtype}"
             return None

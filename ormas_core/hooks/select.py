@@ -13,6 +13,7 @@ from ormas_core.errors import LayerPatternError
 from ormas_core.hooks import _torch
 
 _SHOWN_NAMES: Final = 5
+_MOST_WRAPPERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,11 +83,12 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer | None:
 
     accelerate's wrapper is itself an `Optimizer`; Lightning's is not.
     """
-    while True:
+    for _ in range(_MOST_WRAPPERS):
         inner = getattr(optimizer, "optimizer", None)
         if inner is None:
-            return optimizer if isinstance(optimizer, Optimizer) else None
+            break
         optimizer = inner
+    return optimizer if isinstance(optimizer, Optimizer) else None
 
 
 def select(
@@ -103,9 +105,7 @@ def select(
         LayerPatternError: no pattern matches any layer.
     """
     inner = unwrap(model)
-    named = [
-        (_clean(name) or type(inner).__name__, module) for name, module in inner.named_modules()
-    ]
+    named = _unique(inner)
     owners = [
         WatchedLayer(name, module)
         for name, module in named
@@ -136,6 +136,17 @@ def select(
             if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
         ),
     )
+
+
+def _unique(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return all modules under distinct names; the model itself is called by its class."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        own = _clean(name) or type(model).__name__
+        while own in found or (module is model and hasattr(model, own)):
+            own += "'"
+        found[own] = module
+    return list(found.items())
 
 
 def _clean(name: str) -> str:

@@ -3,6 +3,7 @@
 import heapq
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,11 +65,25 @@ def last_line(path: Path) -> Line | None:
     """
     if not path.exists() or path.stat().st_size == 0:
         return None
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         raw = _tail(file)
     if not raw.endswith(b"\n"):
         raise RecordFormatError(str(path), f"{path} ends in a torn line and cannot be continued")
     return parse_line(raw[:-1])
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, but no pipe or device, which could keep the reader waiting.
+
+    Raises:
+        RecordFormatError: `path` is no regular file.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RecordFormatError(str(path), f"{path} is not a regular file")
+    return os.fdopen(descriptor, "rb")
 
 
 def parse_line(raw: bytes) -> Line:
@@ -91,7 +106,7 @@ def parse_line(raw: bytes) -> Line:
 
 
 def _read(path: Path) -> Iterator[Line]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, raw in enumerate(file, start=1):
             if not raw.endswith(b"\n"):
                 return

@@ -7,9 +7,9 @@ from enum import StrEnum
 from pathlib import Path
 
 from ormas_core.errors import RecordFormatError
-from ormas_core.events import Anchor, RunEnd, RunStart
+from ormas_core.events import Anchor, Event, Measurement, RunEnd, RunStart, SinkError
 from ormas_core.record import chain
-from ormas_core.record.reader import METRICS_FILE, RECORD_FILE, Line, parse_line
+from ormas_core.record.reader import METRICS_FILE, RECORD_FILE, Line, open_regular, parse_line
 
 
 class Outcome(StrEnum):
@@ -99,13 +99,14 @@ class _Scan:
 def _scan(path: Path) -> _Scan:
     scan = _Scan(name=path.name)
     offset, prev = 0, chain.GENESIS
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for raw in file:
             if not raw.endswith(b"\n"):
                 scan.torn_at = offset
                 break
             try:
                 line = _checked(raw[:-1], seq=len(scan.hashes), prev=prev)
+                _require_place(scan, line.event)
             except RecordFormatError as error:
                 scan.failure = f"{path.name}, line {len(scan.hashes) + 1}: {error}."
                 break
@@ -128,6 +129,18 @@ def _checked(raw: bytes, *, seq: int, prev: str) -> Line:
     if line.seq != seq:
         raise RecordFormatError("seq", f"its number is {line.seq}, its place is {seq}")
     return line
+
+
+def _require_place(scan: _Scan, event: Event) -> None:
+    """Refuse an event that the monitor never writes at this place of this file."""
+    if isinstance(event, Measurement) != (scan.name == METRICS_FILE):
+        raise RecordFormatError(event.kind, f"a {event.kind} does not belong into this file")
+    if scan.name == METRICS_FILE or isinstance(event, RunStart):
+        return
+    if not scan.hashes:
+        raise RecordFormatError(event.kind, f"the record begins with {event.kind}, not run_start")
+    if scan.ended and not isinstance(event, Anchor | SinkError):
+        raise RecordFormatError(event.kind, f"a {event.kind} follows the end of the run")
 
 
 def _note(scan: _Scan, line: Line) -> None:

@@ -39,6 +39,7 @@ class RecordWriter:
                 "Nothing was changed. Choose another folder with out=..., or pass overwrite=True "
                 "to delete that record.",
             )
+        self._pid = os.getpid()
         self.folder.mkdir(parents=True, exist_ok=True)
         if overwrite and not append:
             for name in present:
@@ -53,8 +54,11 @@ class RecordWriter:
     def write(self, event: Event, /) -> None:
         """Append `event` as one line, handed to the operating system before returning.
 
-        After `close`, a `RunStart` continues the record.
+        After `close`, a `RunStart` continues the record. A forked child, such as a data loader's
+        worker, holds a copy of the writer, which writes nothing.
         """
+        if os.getpid() != self._pid:
+            return
         if isinstance(event, RunStart):
             self._record.reopen()
             self._metrics.reopen()
@@ -101,15 +105,17 @@ class _ChainedFile:
         members["prev"] = self.head
         line, head = chain.seal(members)
         size = self._file.seek(0, os.SEEK_END)  # a failed write leaves the position behind
+        before = self.head, self.lines
         try:
+            # An interrupt may come at any point; file and head agree whether it does or not.
+            self.head, self.lines = head, self.lines + 1
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # noqa: TRY301 - as write does
-        except OSError:
+        except BaseException:
             # A torn line would make the intact ones before it look tampered with.
+            self.head, self.lines = before
             self._file.truncate(size)
             raise
-        self.head = head
-        self.lines += 1
 
     def close(self) -> None:
         self._file.close()

@@ -9,7 +9,12 @@ from ormas_core.terms import Status
 
 def summary(facts: RunFacts) -> str:
     """Return the facts of a run as Markdown: verdict, alarms, and what was not observed."""
-    return "\n".join(_lines(facts)) + "\n"
+    return "\n".join(_plain(line) for line in _lines(facts)) + "\n"
+
+
+def _plain(line: str) -> str:
+    """Return `line` with control characters escaped: a name must not fake lines of a report."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _lines(facts: RunFacts) -> Iterator[str]:

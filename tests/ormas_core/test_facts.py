@@ -97,7 +97,7 @@ def test_a_cleared_alarm_leaves_warnings() -> None:
 
 def test_each_alarm_knows_where_its_episode_ended() -> None:
     """By its place among the alarms; open ones and those of a killed segment have no end."""
-    layers = [*STEADY, *norms(1e6, 0.0, 1.0, 0.0, start=WARMUP)]
+    layers = [*STEADY, *norms(1e6, 0.0, 1.0, 1e6, start=WARMUP)]
     assert run_facts(run(layers)).cleared == {0: WARMUP + 1, 1: WARMUP + 2}
     spikes = losses(*[1.0] * WARMUP, 9.0, 1.0, 9.0, 9.0)
     assert run_facts(run(spikes)).cleared == {0: WARMUP + 1}
@@ -269,6 +269,18 @@ def test_several_segments_take_the_worst_verdict(first: Status, second: Status) 
     assert facts.status is max(first, second, key=order.index)
     assert facts.segments == 2
     assert facts.counts["run_start"] == 2
+
+
+@pytest.mark.parametrize("error", [None, "OutOfMemoryError"])
+def test_a_segment_given_up_before_its_first_step_has_no_verdict(error: str | None) -> None:
+    """A batch size that did not fit says nothing about the run that then trained."""
+    *start, end = run([], error=error)
+    assert isinstance(end, RunEnd)
+    for attempts, expected in ((0, Status.HEALTHY), (1, end.status)):
+        tried = replace(end, counts={**end.counts, "attempts": attempts})
+        assert run_facts([*start, tried, *VERDICTS[Status.HEALTHY]]).status is expected
+        assert run_facts([*start, tried]).status is end.status
+    assert run_facts([*start, *VERDICTS[Status.HEALTHY]]).status is Status.INTERRUPTED
 
 
 def test_a_segment_without_an_end_stays_interrupted() -> None:

@@ -169,14 +169,15 @@ MESSAGES: list[tuple[Event, str]] = [
         NoGradients(step=0, absent=True, layers=2),
         (
             "No gradient in any watched layer: every .grad is None. Call step() after backward() "
-            "and before zero_grad(); this check says nothing about the model."
+            "and before zero_grad(); this check says nothing about single layers."
         ),
     ),
     (
         NoGradients(step=0, absent=False, layers=2),
         (
-            "No gradient in any watched layer: every gradient is exactly zero. Call step() after "
-            "backward() and before zero_grad(); this check says nothing about the model."
+            "No gradient in any watched layer: every one is exactly zero. The loss does not depend "
+            "on the weights any more (it is saturated, or constant), or zero_grad() ran before "
+            "step(); this check says nothing about single layers."
         ),
     ),
     (

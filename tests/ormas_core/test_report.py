@@ -164,6 +164,16 @@ def test_a_live_run_before_its_first_check_is_not_comforted() -> None:
     assert "None.\n" in summary(fold.facts(finished=False))
 
 
+def test_a_name_cannot_fake_lines_of_the_report() -> None:
+    """Control characters, line breaks above all, are shown escaped."""
+    start = replace(run_start(), name="x: HEALTHY\n\n## Alarms\n\nNone.\x1b[2K", model="Mödel\r")
+    found = text(start)
+    assert found.splitlines()[0] == (r"# x: HEALTHY\n\n## Alarms\n\nNone.\x1b[2K: INTERRUPTED")
+    assert "Mödel\\r, 1 watched layers" in found
+    assert found.count("## Alarms\n") == 1
+    assert all(char.isprintable() or char == "\n" for char in found)
+
+
 @pytest.mark.parametrize("status", Status)
 def test_every_verdict_is_the_first_line(status: Status) -> None:
     """In capitals, words apart."""

@@ -1,5 +1,8 @@
 """The HF callback in real trainings."""
 
+import contextlib
+import copy
+import io
 from pathlib import Path
 from typing import Any
 
@@ -377,3 +380,65 @@ def test_wrong_options_fail_where_the_callback_is_constructed() -> None:
 def test_the_batch_size_of_the_toy_data_is_what_the_loops_assume() -> None:
     """40 steps come from 40 batches; the other tests count on it."""
     assert len(Toy()) == 40 * BATCH
+
+
+def test_the_model_can_be_copied_and_saved_inside_a_sampled_step(tmp_path: Path) -> None:
+    """An EMA copy at step begin and a save between micro-batches hold nothing of ours."""
+    saved = []
+
+    class Copy(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            copy.deepcopy(kw["model"])
+
+        def on_substep_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+            buffer = io.BytesIO()
+            torch.save(kw["model"], buffer)
+            saved.append(b"ormas" in buffer.getvalue())
+
+    callback, sink = make(tmp_path)
+    arguments = hf_arguments(tmp_path / "hf", gradient_accumulation_steps=2, max_steps=3)
+    hf_trainer(ToyNet(), arguments, [callback, Copy()]).train()
+    assert saved == [False] * 3
+    assert len(of(sink, Measurement)) == 3
+    assert not module_globals._has_any_global_hook()
+
+
+def test_a_swallowed_exception_is_no_healthy_end(tmp_path: Path) -> None:
+    """`close()` before the Trainer said that training ended reads interrupted."""
+
+    class Net(ToyNet):
+        calls = 0
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            self.calls += 1
+            if self.calls == 30:
+                raise ZeroDivisionError
+            return super().forward(x, labels)
+
+    callback, sink = make(tmp_path)
+    with contextlib.suppress(ZeroDivisionError):
+        hf_trainer(Net(), hf_arguments(tmp_path / "hf"), [callback]).train()
+    callback.close()
+    end = of(sink, RunEnd)[0]
+    assert (end.status, end.error) == (Status.INTERRUPTED, "unknown")
+
+
+def test_logits_are_not_taken_for_a_loss(tmp_path: Path) -> None:
+    """A model that returns a tuple without a loss has none; the Trainer computes it."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(8, 2)
+
+        def forward(self, x: Tensor, labels: Tensor | None = None) -> tuple[Tensor]:
+            return (self.fc(x) * 1e3,)
+
+    callback, sink = make(tmp_path)
+
+    def custom(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        return nn.functional.cross_entropy(outputs[0], labels)
+
+    arguments = hf_arguments(tmp_path / "hf", max_steps=2)
+    hf_trainer(Net(), arguments, [callback], compute_loss_func=custom).train()
+    assert [m.loss for m in of(sink, Measurement)] == [None, None]

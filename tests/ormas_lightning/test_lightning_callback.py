@@ -250,3 +250,70 @@ def test_the_record_is_readable_while_the_fit_runs(tmp_path: Path) -> None:
     callback, _ = make(tmp_path)
     lightning_trainer(tmp_path, [callback, Look()]).fit(lightning_net(), loader(3))
     assert lines[0] >= 2
+
+
+class TwoSided(type(lightning_net())):  # type: ignore[misc]
+    """Manual optimization with two optimizers; the second one steps first, on a large loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.other = nn.Linear(8, 1)
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        first = torch.optim.SGD([*self.fc1.parameters(), *self.fc2.parameters()], lr=1e-3)
+        return [first, torch.optim.SGD(self.other.parameters(), lr=1e-3)]
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        one, two = self.optimizers()
+        for optimizer, loss in (
+            (two, self.other(batch["x"]).mean() + 1e4),
+            (one, toy_loss(self, **batch)),
+        ):
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+
+def test_the_loss_of_another_optimizer_is_not_mixed_in(tmp_path: Path) -> None:
+    """With two optimizers, the tracked one's checks have its own loss."""
+    callback, sink = make(tmp_path)
+    lightning_trainer(tmp_path, [callback]).fit(TwoSided(), loader(3))
+    assert len(of(sink, Measurement)) == 3
+    assert all(m.loss < 10.0 for m in of(sink, Measurement))
+    assert any(m.name == "optimizers" for m in of(sink, Manifest)[0].mechanisms)
+
+
+def test_an_optimizer_with_a_closure_counts_its_steps_and_not_its_evaluations(
+    tmp_path: Path,
+) -> None:
+    """LBFGS evaluates many times in one step; the record has one check per step."""
+
+    class Net(type(lightning_net())):  # type: ignore[misc]
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.LBFGS(self.parameters(), lr=1e-3, max_iter=5)
+
+    callback, sink = make(tmp_path)
+    trainer = lightning_trainer(tmp_path, [callback])
+    trainer.fit(Net(), loader(4))
+    assert of(sink, RunEnd)[0].steps == len(of(sink, Measurement)) == trainer.global_step == 4
+
+
+def test_the_sink_follows_lightnings_own_mlflow_logger(tmp_path: Path) -> None:
+    """With `MLFlowLogger`, a plain `MLflowSink()` tags the logger's run and opens none."""
+    from lightning.pytorch.loggers import MLFlowLogger
+    from mlflow import MlflowClient
+
+    from ormas_mlflow import MLflowSink
+
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    logger = MLFlowLogger("mine", tracking_uri=uri, artifact_location=str(tmp_path / "artifacts"))
+    callback, _ = make(tmp_path)
+    callback._options["sinks"] = (*callback._options["sinks"], MLflowSink(close_timeout=60.0))
+    trainer = lightning_trainer(tmp_path, [callback], logger=logger, log_every_n_steps=1)
+    trainer.fit(lightning_net(), loader(12))
+    client = MlflowClient(tracking_uri=uri)
+    experiments = [e.experiment_id for e in client.search_experiments()]
+    (run,) = client.search_runs(experiments)
+    assert run.info.run_id == logger.run_id
+    assert run.data.tags["ormas.record.head"] == verify_record(tmp_path / "run").head

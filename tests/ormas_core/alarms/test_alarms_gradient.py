@@ -164,10 +164,97 @@ def test_confirmations_hold_for_rare_branches_too() -> None:
     assert diagnoses(events) == [(len(before) + 4, "no_gradient")]
 
 
-def test_a_gap_that_alarmed_does_not_count_as_normal() -> None:
-    """After a reported episode the next one is reported just as early."""
-    events = said(*STEADY, 0.0, 0.0, 0.0, 1.0, 0.0)
-    assert diagnoses(events) == [(WARMUP, "no_gradient"), (WARMUP + 4, "no_gradient")]
+def test_a_short_gap_that_alarmed_is_how_the_layer_works() -> None:
+    """After three zeros that were reported, nine are needed for the next report."""
+    before = (*STEADY, 0.0, 0.0, 0.0, 1.0)
+    assert diagnoses(said(*before, *[0.0] * 8)) == [(WARMUP, "no_gradient")]
+    again = (len(before) + 8, "no_gradient")
+    assert diagnoses(said(*before, *[0.0] * 9)) == [(WARMUP, "no_gradient"), again]
+
+
+def test_a_long_gap_that_alarmed_is_a_fault_and_not_learnt() -> None:
+    """Longer than three warm-ups; the next zero is then reported at once."""
+    short, long = [0.0] * (3 * WARMUP), [0.0] * (3 * WARMUP + 1)
+    assert diagnoses(said(*STEADY, *short, 1.0, 0.0)) == [(WARMUP, "no_gradient")]
+    assert diagnoses(said(*STEADY, *long, 1.0, 0.0)) == [
+        (WARMUP, "no_gradient"),
+        (WARMUP + len(long) + 1, "no_gradient"),
+    ]
+
+
+@pytest.mark.parametrize("finite", [1, WARMUP - 1])
+def test_a_layer_that_dies_in_its_warm_up_alarms_after_three_warm_ups(finite: int) -> None:
+    """Once it had a gradient; a layer that comes back ends the episode, baseline or not."""
+    before = [1.0] * finite
+    assert said(*before, *[0.0] * (3 * WARMUP - 1), 1.0) == []
+    events = said(*before, *[0.0] * (3 * WARMUP + 5), 1.0)
+    assert [(event.kind, event.step) for event in events] == [
+        ("alarm", finite + 3 * WARMUP - 1),
+        ("alarm_cleared", finite + 3 * WARMUP + 5),
+    ]
+    assert said(*[0.0] * 100) == said(*[None] * 100) == []
+
+
+def test_a_rare_branch_in_its_warm_up_is_given_its_own_gap_too() -> None:
+    """Three times its longest gap, if that is more than three warm-ups."""
+    before = [*[0.0] * 20, 1.0] * 3
+    assert said(*before, *[0.0] * 59) == []
+    assert diagnoses(said(*before, *[0.0] * 60)) == [(len(before) + 59, "no_gradient")]
+
+
+def with_losses(*pairs: tuple[float | None, float | None]) -> list[Event]:
+    """Return what the rule says of a layer with these norms and losses after a steady start."""
+    found = [(1.0, 1.0)] * WARMUP + list(pairs)
+    return feed(
+        GradientRule(MonitorConfig()),
+        [
+            measurement(step, {"well": 1.0, "head": norm}, loss=loss)
+            for step, (norm, loss) in enumerate(found)
+        ],
+    )
+
+
+@pytest.mark.parametrize("loss", [1e-5, 1e-300, 0.0])
+def test_a_gradient_may_fall_with_its_loss(loss: float) -> None:
+    """As many decades as the loss is below its own baseline, and all of them at zero loss."""
+    assert with_losses((1e-5, loss), (1e-4, loss)) == []
+    assert with_losses((1e-5, 1.0)) != []
+
+
+def test_a_gradient_that_falls_further_than_its_loss_vanishes() -> None:
+    """What is left counts: 4 decades alarm at once, 1 after two checks; all are in the detail."""
+    (at_once,) = with_losses((1e-7, 1e-3))
+    assert isinstance(at_once, Alarm)
+    assert (at_once.step, at_once.diagnosis) == (WARMUP, Diagnosis.VANISHING)
+    assert at_once.detail == "7.0 decades off"
+    assert with_losses((1e-6, 1e-3)) == []
+    assert [event.step for event in with_losses((1e-6, 1e-3), (1e-6, 1e-3))] == [WARMUP + 1]
+    # The loss baseline has taken in the first low loss, a ninth of its way down.
+    assert with_losses((1e-3, 1e-3), (10**-3.5, 1e-3)) == []
+
+
+@pytest.mark.parametrize("loss", [1e3, 1.0, None, math.nan, math.inf, -1e-9])
+def test_only_a_loss_that_fell_excuses_a_gradient(loss: float | None) -> None:
+    """Not one that rose, stayed, is missing, or has no logarithm."""
+    assert diagnoses(with_losses((1e-4, loss))) == [(WARMUP, "vanishing")]
+
+
+def test_a_fallen_loss_excuses_nothing_else() -> None:
+    """Neither a gradient that grows nor one that is exactly zero."""
+    assert diagnoses(with_losses((1e4, 1e-9))) == [(WARMUP, "exploding")]
+    assert diagnoses(with_losses((0.0, 1e-9))) == [(WARMUP, "no_gradient")]
+    assert diagnoses(with_losses((None, 0.0))) == [(WARMUP, "no_gradient")]
+
+
+def test_a_loss_has_its_own_warm_up() -> None:
+    """A loss given only now has no baseline to have fallen from."""
+    stream = [measurement(i, {"well": 1.0, "head": 1.0}, loss=None) for i in range(WARMUP)]
+    stream.append(measurement(WARMUP, {"well": 1.0, "head": 1e-5}, loss=1e-5))
+    assert diagnoses(feed(GradientRule(MonitorConfig()), stream)) == [(WARMUP, "vanishing")]
+    late = [measurement(i, {"well": 1.0, "head": 1.0}, loss=1.0) for i in range(WARMUP - 1)]
+    late.append(measurement(WARMUP, {"well": 1.0, "head": 1.0}, loss=None))
+    late.append(measurement(WARMUP + 1, {"well": 1.0, "head": 1e-5}, loss=1e-5))
+    assert diagnoses(feed(GradientRule(MonitorConfig()), late)) == [(WARMUP + 1, "vanishing")]
 
 
 def test_zeros_do_not_confirm_other_alarms() -> None:

@@ -11,20 +11,21 @@ import event_samples
 import pytest
 
 from ormas_core.errors import RecordFormatError
-from ormas_core.events import Anchor, Measurement
+from ormas_core.events import Anchor, Event, Measurement
 from ormas_core.record import (
     METRICS_FILE,
     RECORD_FILE,
     Outcome,
-    RecordWriter,
     Verification,
     chain,
     encode,
     read_metrics,
     read_record,
+    read_run,
     verify_record,
 )
 from ormas_core.record.reader import parse_line
+from ormas_core.testing import measurement, run_start
 
 FILES = (RECORD_FILE, METRICS_FILE)
 GOLDEN = Path(__file__).parent / "golden" / "v1"
@@ -197,13 +198,63 @@ def test_every_check_says_what_was_found(folder: Path) -> None:
     assert sentence(verify_record(folder), "chain") == "record.jsonl holds no whole line."
 
 
-def test_an_anchor_may_be_the_first_line(tmp_path: Path) -> None:
-    """It then names the genesis of both files."""
-    writer = RecordWriter(tmp_path)
-    writer.write(writer.anchor(0))
-    writer.write(event_samples.run_end())
-    writer.close()
-    assert outcomes(verify_record(tmp_path))["anchors"] == "pass"
+def chained(*events: Event) -> bytes:
+    """Return a file of these events with an intact chain."""
+    data, head = b"", chain.GENESIS
+    for seq, event in enumerate(events):
+        line, head = chain.seal({**encode(event), "seq": seq, "prev": head})
+        data += line
+    return data
+
+
+START, END = run_start(), event_samples.run_end()
+REMARK = event_samples.sample_events()["loss_reduced"]
+ROW = measurement(0, {"head": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("events", "says"),
+    [
+        ([REMARK], "line 1: the record begins with loss_reduced, not run_start."),
+        ([END], "line 1: the record begins with run_end, not run_start."),
+        ([START, ROW], "line 2: a measurement does not belong into this file."),
+        ([START, END, REMARK], "line 3: a loss_reduced follows the end of the run."),
+        ([START, END, END], "line 3: a run_end follows the end of the run."),
+    ],
+)
+def test_events_that_the_monitor_never_writes_there_fail_the_chain(
+    folder: Path, events: list[Event], says: str
+) -> None:
+    """An intact chain of a record that cannot be one is a forgery."""
+    (folder / RECORD_FILE).write_bytes(chained(*events))
+    verification = verify_record(folder)
+    assert outcomes(verification)["chain"] == "fail"
+    assert sentence(verification, "chain") == f"record.jsonl, {says}"
+
+
+def test_metrics_hold_measurements_only(folder: Path) -> None:
+    """Whatever else is in that file was not measured."""
+    (folder / METRICS_FILE).write_bytes(chained(ROW, START))
+    expected = "metrics.jsonl, line 2: a run_start does not belong into this file."
+    assert sentence(verify_record(folder), "metrics") == expected
+
+
+def test_sink_errors_and_a_further_segment_may_follow_the_end(folder: Path) -> None:
+    """Sinks are closed after the run has ended, and a run may go on."""
+    late = event_samples.sample_events()["sink_error"]
+    (folder / RECORD_FILE).write_bytes(chained(START, REMARK, END, late, START, END))
+    assert outcomes(verify_record(folder))["chain"] == "pass"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(folder: Path, name: str) -> None:
+    """Reading one would wait for a writer that never comes."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    for read in (verify_record, lambda path: list(read_run(path))):
+        with pytest.raises(RecordFormatError, match="is not a regular file") as caught:
+            read(folder)
+        assert str(folder / name) in str(caught.value)
 
 
 @pytest.mark.parametrize("member", ["seq", "prev"])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import event_samples
 import pytest
@@ -148,9 +149,9 @@ def test_append_continues_after_a_line_longer_than_a_block(tmp_path: Path) -> No
 
 
 @given(
-    lines=st.lists(st.binary(max_size=9).map(lambda raw: raw.replace(b"\n", b".") + b"\n")),
-    torn=st.binary(max_size=9).map(lambda raw: raw.replace(b"\n", b".")),
-    block=st.integers(1, 12),
+    lines=st.lists(st.sampled_from([b"\n", b"a\n", b"bcd\n", b"ef ghij kl\n"]), max_size=4),
+    torn=st.sampled_from([b"", b"", b"x", b"yz"]),
+    block=st.integers(1, 12) | st.just(100),
 )
 def test_the_last_line_is_found_whatever_the_block(
     lines: list[bytes], torn: bytes, block: int
@@ -245,6 +246,73 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path, limit: int) -> None:
     verification = verify_record(tmp_path)
     assert not verification.failed, verification.checks
     assert not any("torn" in check.sentence for check in verification.checks)
+
+
+class _Interrupted:
+    """A file in which Ctrl-C arrives during the next write: before, within, or after it."""
+
+    def __init__(self, file: Any, written: int) -> None:
+        self._file = file
+        self._written = written
+
+    def write(self, line: bytes) -> int:
+        self._file.write(line[: self._written])
+        raise KeyboardInterrupt
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@pytest.mark.parametrize("written", [0, 1, 40, 10_000])
+def test_an_interrupt_during_a_write_breaks_no_chain(tmp_path: Path, written: int) -> None:
+    """The line is taken back, and what is written while the run ends continues the chain."""
+    writer = RecordWriter(tmp_path)
+    writer.write(run_start())
+    file = writer._record._file
+    writer._record._file = _Interrupted(file, written)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        writer.write(LossReduced(step=1, elements=2))
+    writer._record._file = file
+    writer.write(event_samples.run_end())
+    writer.write(writer.anchor(1))
+    writer.close()
+    assert [line.event.kind for line in read_record(tmp_path)] == ["run_start", "run_end", "anchor"]
+    assert verify_record(tmp_path).complete
+
+
+_FORKED = """
+import os, sys
+from ormas_core.events import LossReduced
+from ormas_core.record import RecordWriter
+from ormas_core.testing import measurement, run_start
+
+writer = RecordWriter(sys.argv[1])
+writer.write(run_start())
+child = os.fork()
+if child == 0:
+    writer.write(LossReduced(step=1, elements=2))
+    writer.write(measurement(1, {"head": 1.0}))
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+writer.write(LossReduced(step=2, elements=2))
+writer.write(writer.anchor(2))
+writer.close()
+"""
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    """A data loader's worker holds a copy of the writer; two writers would break the chain."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKED, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line.event.step for line in read_record(tmp_path)] == [0, 2, 2]
+    assert list(record.read_metrics(tmp_path)) == []
+    assert not verify_record(tmp_path).failed
 
 
 _ENDLESS = """
