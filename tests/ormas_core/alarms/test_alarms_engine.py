@@ -36,7 +36,8 @@ def _eventful() -> list[Measurement]:
     nonfinite = [overflow(70 + i, ["body"], loss=math.nan) for i in range(2)]
     scaled = [overflow(80, ["head"] if n else [], scale=2.0**-n, skipped=n) for n in (0, 1, 25, 26)]
     reduced = [replace(m, loss_elements=4) for m in well]
-    return [*warm, *blind, *off, *well, *rare, *nonfinite, *scaled, *reduced, *reduced]
+    fitted = [measurement(90 + i, dict.fromkeys(LAYERS, 1e-4), loss=1e-5) for i in range(2)]
+    return [*warm, *blind, *off, *well, *rare, *nonfinite, *scaled, *reduced, *reduced, *fitted]
 
 
 @pytest.mark.parametrize("name", EVERYTHING)

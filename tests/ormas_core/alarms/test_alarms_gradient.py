@@ -66,8 +66,9 @@ def test_the_thresholds_are_the_configs() -> None:
     """`sigma`, `alarm_min_decades`, `alarm_confirmations` and `alarm_decades_at_once` are used."""
     mild = (*NOISY, 10**2.4, 10**2.4)
     assert diagnoses(said(*mild, config=MonitorConfig(sigma=2.0))) != []
-    slight = (*STEADY, 0.5, 0.5)
-    assert diagnoses(said(*slight, config=MonitorConfig(alarm_min_decades=0.3))) != []
+    for slight in (0.5, 2.0):
+        found = said(*STEADY, slight, slight, config=MonitorConfig(alarm_min_decades=0.3))
+        assert diagnoses(found) != []
     four = MonitorConfig(alarm_confirmations=4)
     assert diagnoses(said(*STEADY, *[0.01] * 9, config=four)) == [(WARMUP + 3, "vanishing")]
     soon = MonitorConfig(alarm_decades_at_once=2.0)
@@ -249,11 +250,11 @@ def test_a_fallen_loss_excuses_nothing_else() -> None:
 def test_a_loss_has_its_own_warm_up() -> None:
     """A loss given only now has no baseline to have fallen from."""
     stream = [measurement(i, {"well": 1.0, "head": 1.0}, loss=None) for i in range(WARMUP)]
-    stream.append(measurement(WARMUP, {"well": 1.0, "head": 1e-5}, loss=1e-5))
+    stream.append(measurement(WARMUP, {"well": 1.0, "head": 1e-4}, loss=1e-5))
     assert diagnoses(feed(GradientRule(MonitorConfig()), stream)) == [(WARMUP, "vanishing")]
     late = [measurement(i, {"well": 1.0, "head": 1.0}, loss=1.0) for i in range(WARMUP - 1)]
     late.append(measurement(WARMUP, {"well": 1.0, "head": 1.0}, loss=None))
-    late.append(measurement(WARMUP + 1, {"well": 1.0, "head": 1e-5}, loss=1e-5))
+    late.append(measurement(WARMUP + 1, {"well": 1.0, "head": 1e-4}, loss=1e-5))
     assert diagnoses(feed(GradientRule(MonitorConfig()), late)) == [(WARMUP + 1, "vanishing")]
 
 

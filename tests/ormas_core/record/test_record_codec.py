@@ -224,6 +224,40 @@ def test_a_member_of_the_wrong_type_is_refused_by_name(kind: str) -> None:
                 decode({**members, field.name: value})
 
 
+@pytest.mark.parametrize(
+    ("kind", "change", "message"),
+    [
+        ("alarm", {"event": "x"}, "unknown event kind 'x'"),
+        ("alarm", {"severity": "info"}, "alarm: severity is 'info', not warning"),
+        ("alarm", {"layer": 3}, "alarm.layer: expected str, found int"),
+        ("alarm", {"value": "x"}, "alarm.value: expected a number, found 'x'"),
+        ("alarm", {"value": 10**400}, "alarm.value: number out of range"),
+        ("alarm", {"stage": "raw"}, "alarm.stage: 'raw' is no Stage"),
+        ("alarm", {"b": 1, "a": 2}, "alarm: unexpected members ['a', 'b']"),
+        (
+            "measurement",
+            {"norms": [0, "x"]},
+            "measurement.norms[1]: expected a number, found 'x'",
+        ),
+        ("run_end", {"counts": {"a": "x"}}, "run_end.counts.a: expected int, found str"),
+        ("manifest", {"mechanisms": [{}]}, "manifest.mechanisms[0]: member 'name' is missing"),
+    ],
+)
+def test_a_refusal_says_where_and_what(kind: str, change: dict[str, Any], message: str) -> None:
+    """The path to the member, what was expected, what was found."""
+    with pytest.raises(RecordFormatError) as caught:
+        decode({**encode(event_samples.sample_events()[kind]), **change})
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("digits", ["9" * 40, "-" + "9" * 40, "0", "17"])
+def test_integers_may_be_decimal_strings_of_up_to_40_digits(digits: str) -> None:
+    """More than any 128-bit integer has; Python's own limit is never met."""
+    members = encode(event_samples.sample_events()["anchor"])
+    found = decode({**members, "lines": digits})
+    assert getattr(found, "lines", None) == int(digits)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_member_is_refused_by_name(kind: str) -> None:
     """Every member is required: there are no silent defaults on the way back."""
