@@ -171,3 +171,8 @@ def lightning_trainer(folder: Path, callbacks: Sequence[Any] = (), **changes: An
         "default_root_dir": str(folder),
     }
     return Trainer(callbacks=list(callbacks), **{**settings, **changes})
+
+
+def of(sink: Any, kind: type) -> list[Any]:
+    """Return the events of a kind that a memory sink has."""
+    return [event for event in sink.events if isinstance(event, kind)]

@@ -2,10 +2,7 @@
 
 import copy
 import gc
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,12 +26,10 @@ from ormas_core import (
     MonitorConfig,
     MonitorError,
     NonfiniteGradient,
-    RecordWriter,
     RunEnd,
     Status,
-    verify_record,
 )
-from ormas_core.testing import measurement, run_start
+from ormas_core.testing import measurement
 
 
 def watch(net: nn.Module, folder: Path, **options: Any) -> tuple[Monitor, MemorySink]:
@@ -312,111 +307,3 @@ def test_a_used_callback_can_be_copied_and_pickled(package: str, tmp_path: Path)
         assert again.monitor is None
         assert again._options["out"] == tmp_path / "run"
     callback.monitor.close()
-
-
-def test_a_forked_child_does_not_write_into_the_record(tmp_path: Path) -> None:
-    """A child that steps and closes its copy leaves the parent's record whole."""
-    code = (
-        "import os, sys, torch\n"
-        "from ormas_core import Monitor\n"
-        "net = torch.nn.Linear(2, 1)\n"
-        "monitor = Monitor(net, out=sys.argv[1], check_every=1, verbose=False)\n"
-        "child = os.fork()\n"
-        "net(torch.ones(1, 2)).sum().backward()\n"
-        "monitor.step(1.0)\n"
-        "if child: os.waitpid(child, 0)\n"
-        "monitor.close()\n"
-        "os._exit(0)\n"
-    )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "run")],
-        check=True,
-        env=environment,
-    )
-    assert verify_record(tmp_path / "run").complete
-
-
-def test_a_leftover_rank_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """RANK=1 without a process group: no record, and a warning that says why."""
-    monkeypatch.setenv("RANK", "1")
-    monitor, _ = watch(ToyNet(), tmp_path)
-    monitor.close()
-    assert not (tmp_path / "run").exists()
-    assert "rank 1 by its environment" in caplog.text
-
-
-@pytest.mark.parametrize("name", ["record.jsonl", "metrics.jsonl"])
-@pytest.mark.parametrize("command", ["verify", "summary"])
-def test_a_pipe_in_place_of_a_file_keeps_nobody_waiting(
-    name: str, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A FIFO is refused as no regular file."""
-    from ormas_core.cli.main import main
-
-    writer = RecordWriter(tmp_path)
-    writer.write(run_start())
-    writer.close()
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
-    assert main([command, str(tmp_path)]) == 2
-    assert "not a regular file" in capsys.readouterr().err
-
-
-def test_swapped_files_and_lines_after_the_end_fail(tmp_path: Path) -> None:
-    """Every event has its file and its place."""
-    writer = RecordWriter(tmp_path)
-    writer.write(run_start())
-    writer.write(measurement(0, {"a": 1.0}))
-    end = RunEnd(step=1, steps=1, checks=1, counts={}, status=Status.HEALTHY)
-    writer.write(end)
-    writer.write(writer.anchor(1))
-    assert verify_record(tmp_path).complete
-    writer.write(end)
-    assert verify_record(tmp_path).failed
-    writer.close()
-    record, metrics = tmp_path / "record.jsonl", tmp_path / "metrics.jsonl"
-    record.rename(tmp_path / "x")
-    metrics.rename(record)
-    (tmp_path / "x").rename(metrics)
-    found = {check.name: check.outcome for check in verify_record(tmp_path).checks}
-    assert (found["chain"], found["metrics"]) == ("fail", "fail")
-
-
-def test_an_interrupt_in_the_middle_of_a_write_leaves_the_chain_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The line that was interrupted is gone, and the next one follows the one before."""
-    writer = RecordWriter(tmp_path)
-    writer.write(run_start())
-    file = writer._record._file
-
-    class Interrupted:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(file, name)
-
-        def write(self, line: bytes) -> int:
-            file.write(line)
-            raise KeyboardInterrupt
-
-    writer._record._file = Interrupted()  # type: ignore[assignment]
-    with pytest.raises(KeyboardInterrupt):
-        writer.write(run_start())
-    writer._record._file = file
-    writer.write(run_start(segment=1))
-    writer.write(writer.anchor(0))
-    writer.close()
-    assert not verify_record(tmp_path).failed
-
-
-def test_a_name_cannot_fake_lines_of_a_report(tmp_path: Path) -> None:
-    """Control characters are shown escaped."""
-    from ormas_core import run_facts, summary
-
-    monitor, sink = watch(ToyNet(), tmp_path, name="run\n# all: HEALTHY\x1b[2J")
-    monitor.close()
-    text = summary(run_facts(sink.events))
-    assert "\x1b" not in text
-    assert text.splitlines()[0] == "# run\\n# all: HEALTHY\\x1b[2J: NOT MONITORED"
