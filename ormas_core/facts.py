@@ -182,7 +182,7 @@ class FactsFold:
         return Status.WARNINGS if self.severities[Severity.WARNING] else Status.HEALTHY
 
     def totals(self) -> dict[str, int]:
-        """Return the counts of this segment for its `RunEnd`."""
+        """Return the counts so far for a `RunEnd`; a monitor folds one segment only."""
         return {**self.counts, _BLIND: self.blind_checks}
 
     def _unobserved(self) -> bool:
