@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ormas_core.alarms import AlarmEngine as AlarmEngine
     from ormas_core.alarms import Rule as Rule
+    from ormas_core.certificate_events import Certificate as Certificate
+    from ormas_core.certificate_events import CertificateRefused as CertificateRefused
+    from ormas_core.certificate_events import CertificateRevoked as CertificateRevoked
+    from ormas_core.certificate_events import Channels as Channels
+    from ormas_core.certificate_events import ChannelsCleared as ChannelsCleared
+    from ormas_core.certificate_events import Repair as Repair
+    from ormas_core.certification import Certificates as Certificates
+    from ormas_core.certification import certify as certify
+    from ormas_core.claims import CertificateClass as CertificateClass
+    from ormas_core.claims import Claim as Claim
+    from ormas_core.claims import Refusal as Refusal
+    from ormas_core.claims import UnitKind as UnitKind
     from ormas_core.config import MonitorConfig as MonitorConfig
+    from ormas_core.errors import CertifyError as CertifyError
     from ormas_core.errors import ConfigError as ConfigError
     from ormas_core.errors import LayerPatternError as LayerPatternError
     from ormas_core.errors import MissingExtraError as MissingExtraError
@@ -57,6 +70,7 @@ if TYPE_CHECKING:
     from ormas_core.sinks import LoggingSink as LoggingSink
     from ormas_core.sinks import MemorySink as MemorySink
     from ormas_core.sinks import Sink as Sink
+    from ormas_core.terms import ChannelLevel as ChannelLevel
     from ormas_core.terms import ChannelSummary as ChannelSummary
     from ormas_core.terms import Diagnosis as Diagnosis
     from ormas_core.terms import Mechanism as Mechanism
@@ -70,8 +84,19 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "alarms": ("AlarmEngine", "Rule"),
+    "certificate_events": (
+        "Certificate",
+        "CertificateRefused",
+        "CertificateRevoked",
+        "Channels",
+        "ChannelsCleared",
+        "Repair",
+    ),
+    "certification": ("Certificates", "certify"),
+    "claims": ("CertificateClass", "Claim", "Refusal", "UnitKind"),
     "config": ("MonitorConfig",),
     "errors": (
+        "CertifyError",
         "ConfigError",
         "LayerPatternError",
         "MissingExtraError",
@@ -118,6 +143,7 @@ _HOMES: Final = {
     "report": ("summary",),
     "sinks": ("LoggingSink", "MemorySink", "Sink"),
     "terms": (
+        "ChannelLevel",
         "ChannelSummary",
         "Diagnosis",
         "Mechanism",

@@ -30,8 +30,12 @@ class MonitorConfig:
         skipped_steps_limit: consecutive updates skipped by a loss scaler from which the run is
             said not to learn. A scaler that starts at 65,536 skips at most 16 on its way to 1.
         anchor_every: checks between two anchors (record heads sent to the sinks).
-        patience: checks after which a channel observation is reported. Recorded; it takes effect
-            with channel health, which this version does not have.
+        patience: checks without a positive output after which a channel is reported as silent, and
+            after which a flat, decayed or silent one is repaired.
+        lr_max: learning rate that certificates must cover; None for ten times the largest seen.
+        certify_optimizers: class names of further optimizers of which you vouch that a zero
+            gradient and zero state move nothing.
+        seed: seed of the numbers that repairs draw.
     """
 
     layers: tuple[str, ...] | None = None
@@ -46,6 +50,9 @@ class MonitorConfig:
     skipped_steps_limit: int = 25
     anchor_every: int = 20
     patience: int = 4
+    lr_max: float | None = None
+    certify_optimizers: tuple[str, ...] = ()
+    seed: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _patterns(self.layers))
@@ -53,6 +60,9 @@ class MonitorConfig:
             _require_int(name, getattr(self, name), least_int)
         for name, least in _NUMBERS.items():
             object.__setattr__(self, name, _require_number(name, getattr(self, name), least))
+        if self.lr_max is not None:
+            object.__setattr__(self, "lr_max", _require_number("lr_max", self.lr_max, 0.0))
+        object.__setattr__(self, "certify_optimizers", _names(self.certify_optimizers))
 
     def replace(self, changes: Mapping[str, Any]) -> "MonitorConfig":
         """Return a copy with `changes` applied.
@@ -78,6 +88,7 @@ _INTEGERS: Final[Mapping[str, int]] = {
     "skipped_steps_limit": 1,
     "anchor_every": 1,
     "patience": 1,
+    "seed": 0,
 }
 _NUMBERS: Final[Mapping[str, float]] = {
     "sigma": 0.0,
@@ -100,6 +111,18 @@ def _require_number(name: str, value: object, least: float) -> float:
     ):
         raise ConfigError(name, f"{name} must be a finite number >= {least}; got {value!r}")
     return float(value)
+
+
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        value = (value,)
+    names = tuple(value)
+    if not all(isinstance(name, str) and name for name in names):
+        raise ConfigError(
+            "certify_optimizers",
+            f"certify_optimizers must be class names, such as ['Lion']; got {value!r}",
+        )
+    return names
 
 
 def _patterns(layers: object) -> tuple[str, ...] | None:

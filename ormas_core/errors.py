@@ -56,3 +56,7 @@ def missing_extra(package: str, extra: str) -> MissingExtraError:
         f"This adapter needs the package {package!r}, which cannot be imported here. "
         f"Install it with: pip install 'ormas[{extra}]'",
     )
+
+
+class CertifyError(OrmasError, ValueError):
+    """`certify()` was given something that it cannot prove anything about."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ormas_core.certificate_events import Channels, ChannelsCleared, Repair
 from ormas_core.events import (
     Alarm,
     AlarmCleared,
@@ -39,6 +40,7 @@ _WORST_FIRST: Final = (
     Status.NOT_MONITORED,
     Status.PARTLY_MONITORED,
     Status.WARNINGS,
+    Status.REPAIRED,
     Status.UNKNOWN,
     Status.RUNNING,
     Status.HEALTHY,
@@ -58,6 +60,8 @@ class RunFacts:
         alarms: everything that counts as an alarm, in order, over all segments.
         cleared: place of an alarm in `alarms` -> step at which its episode ended.
         open_layers: layers whose alarm has not cleared -> that alarm.
+        stuck: layers with certified, flat or decayed channels -> what was last said of them.
+        repaired: repairs that changed something.
         gaps: what the latest manifest says is not fully observed.
         counts: events by kind, over all segments.
         head: the head of the last anchor, or None.
@@ -73,6 +77,8 @@ class RunFacts:
     alarms: tuple[Trouble, ...]
     cleared: Mapping[int, int]
     open_layers: Mapping[str, Alarm]
+    stuck: Mapping[str, Channels]
+    repaired: int
     gaps: tuple[Mechanism, ...]
     counts: Mapping[str, int]
     head: str | None
@@ -99,6 +105,8 @@ class FactsFold:
     alarms: list[Trouble] = field(default_factory=list)
     cleared: dict[int, int] = field(default_factory=dict)
     open_layers: dict[str, Alarm] = field(default_factory=dict)
+    stuck: dict[str, Channels] = field(default_factory=dict)
+    repaired: int = 0
     spike_open: bool = False
     mechanisms: tuple[Mechanism, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
@@ -121,6 +129,12 @@ class FactsFold:
                 self.open_layers[event.layer] = event
             case AlarmCleared():
                 self._clear(self.open_layers.pop(event.layer, None), event.step)
+            case Channels():
+                self._count(event)
+            case ChannelsCleared():
+                self.stuck.pop(event.layer, None)
+            case Repair():
+                self.repaired += not event.refused
             case LossSpike():
                 self.spike_open = True
             case LossRecovered():
@@ -163,6 +177,8 @@ class FactsFold:
             alarms=tuple(self.alarms),
             cleared=dict(self.cleared),
             open_layers=dict(self.open_layers),
+            stuck=dict(self.stuck),
+            repaired=self.repaired,
             gaps=tuple(m for m in self.mechanisms if m.state in GAPS),
             counts=dict(self.counts),
             head=self.head,
@@ -179,7 +195,9 @@ class FactsFold:
             return Status.PROBLEM
         if self.blind_checks or self.counts["monitor_error"] or self._unobserved():
             return Status.PARTLY_MONITORED
-        return Status.WARNINGS if self.severities[Severity.WARNING] else Status.HEALTHY
+        if self.severities[Severity.WARNING] or self.stuck:
+            return Status.WARNINGS
+        return Status.REPAIRED if self.repaired else Status.HEALTHY
 
     def totals(self) -> dict[str, int]:
         """Return the counts so far for a `RunEnd`; a monitor folds one segment only."""
@@ -190,6 +208,13 @@ class FactsFold:
             m.name in (ALARMS, GRADIENT_NORMS) and m.state is MechanismState.UNOBSERVABLE
             for m in self.mechanisms
         )
+
+    def _count(self, event: Channels) -> None:
+        # Silent channels alone are an observation, not a finding.
+        if event.certified or event.flat or event.decayed:
+            self.stuck[event.layer] = event
+        else:
+            self.stuck.pop(event.layer, None)
 
     def _clear(self, alarm: Trouble | None, step: int) -> None:
         for place in reversed(range(len(self.alarms))):
@@ -208,4 +233,5 @@ class FactsFold:
         self.segments += 1
         self.steps = self.checks = self.blind_checks = 0
         self.open_layers, self.spike_open, self.mechanisms = {}, False, ()
+        self.stuck, self.repaired = {}, 0
         self.severities = Counter()

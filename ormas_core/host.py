@@ -19,6 +19,8 @@ class Host:
         run_id: identifier of the run that a later segment continues; empty for a new one.
         compiled: whether the host runs the model through `torch.compile` behind a wrapper of its
             own, so that the model given does not show it.
+        gives_outputs: whether the host calls `note_output()` itself, so that losses are not asked
+            for their graph.
         notes: manifest lines only the host can know.
     """
 
@@ -28,6 +30,7 @@ class Host:
     segment: int = 0
     run_id: str = ""
     compiled: bool = False
+    gives_outputs: bool = False
     notes: tuple[Mechanism, ...] = ()
 
 

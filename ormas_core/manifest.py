@@ -2,7 +2,7 @@
 
 import platform
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from ormas_core import ranks
@@ -103,16 +103,19 @@ class Sightings:
         self._loss = self._loss or measurement.loss is not None
         self._clipped = self._clipped or measurement.stage is Stage.CLIPPED
 
-    def news(self, step: int, *, ended: bool = False) -> Iterator[Manifest]:
+    def news(
+        self, step: int, others: Iterable[Mechanism] = (), *, ended: bool = False
+    ) -> Iterator[Manifest]:
         """Yield a manifest if the warm-up is over, or the run, and it differs from the last one.
 
         Args:
             step: optimizer updates completed.
+            others: lines of mechanisms that are observed elsewhere.
             ended: no further check will come.
         """
         if not ended and self.checks < self._warmup:
             return
-        lines = tuple(self._lines(ended=ended))
+        lines = (*self._lines(ended=ended), *others)
         if lines != self._said:
             self._said = lines
             yield Manifest(step=step, mechanisms=lines)

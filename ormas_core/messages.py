@@ -2,6 +2,15 @@
 
 from typing import Final, assert_never
 
+from ormas_core.certificate_events import (
+    Certificate,
+    CertificateRefused,
+    CertificateRevoked,
+    Channels,
+    ChannelsCleared,
+    Repair,
+)
+from ormas_core.claims import CertificateClass, UnitKind
 from ormas_core.events import (
     Alarm,
     AlarmCleared,
@@ -24,6 +33,19 @@ from ormas_core.events import (
 )
 from ormas_core.terms import Diagnosis, MechanismState
 
+_MOST_UNITS: Final = 8
+_PLURALS: Final = {
+    UnitKind.CHANNEL: "channels",
+    UnitKind.UNIT: "hidden units",
+    UnitKind.HEAD: "heads",
+    UnitKind.ADAPTER: "adapter ranks",
+    UnitKind.BRANCH: "branch channels",
+}
+_PROMISES: Final = {
+    CertificateClass.ABSORBING: "can never recover: their gradient is exactly zero for ever",
+    CertificateClass.BOUNDED: "cannot recover while batch and input keep to the stated limits",
+    CertificateClass.CLOSED_NOW: "have no gradient at the present weights, for any input",
+}
 _WITHOUT_GAP: Final = (MechanismState.ACTIVE, MechanismState.UNUSED)
 
 
@@ -52,6 +74,10 @@ def describe(event: Event) -> str:
             return (
                 f"The loss is back at {event.value:.4g} after the spike of step {event.since_step}."
             )
+        case Certificate() | CertificateRefused() | CertificateRevoked():
+            return _describe_proof(event)
+        case Channels() | ChannelsCleared() | Repair():
+            return _describe_channels(event)
         case SkippedStep() | NotLearning() | NoGradients() | LossReduced():
             return _describe_progress(event)
         case SinkError():
@@ -143,5 +169,54 @@ def _describe_progress(event: SkippedStep | NotLearning | NoGradients | LossRedu
             )
         case LossReduced():
             return f"The loss has {event.elements} elements; their mean is recorded."
+        case _:
+            assert_never(event)
+
+
+def _units(units: tuple[int, ...]) -> str:
+    shown = ", ".join(map(str, units[:_MOST_UNITS]))
+    more = len(units) - _MOST_UNITS
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _describe_proof(event: Certificate | CertificateRefused | CertificateRevoked) -> str:
+    match event:
+        case Certificate():
+            text = f"{event.layer}: {_PLURALS[event.unit_kind]} {_units(event.units)} "
+            text += f"{_PROMISES[event.cls]} (certificate, {len(event.trace)} lines of proof)"
+            return text + ("; present at the first check." if event.initial else ".")
+        case CertificateRefused():
+            return (
+                f"{event.layer}: {_units(event.units)} look stuck, not certified: {event.reason}."
+            )
+        case CertificateRevoked():
+            return (
+                f"{event.layer}: the {event.cls} certificate of {_units(event.units)} is revoked: "
+                f"{event.reason}."
+            )
+        case _:
+            assert_never(event)
+
+
+def _describe_channels(event: Channels | ChannelsCleared | Repair) -> str:
+    match event:
+        case Channels():
+            kinds = ("certified", "flat", "decayed", "silent")
+            counts = ", ".join(f"{getattr(event, k)} {k}" for k in kinds if getattr(event, k))
+            text = f"{event.layer}: {event.level} of {event.n} channels are out of use: {counts}"
+            return text + ("; present at the first check." if event.initial else ".")
+        case ChannelsCleared():
+            return f"{event.layer}: all {event.n} channels are in use again."
+        case Repair() if event.refused:
+            return (
+                f"{event.layer}: {event.cause} rows {_units(event.units)} were not repaired: "
+                f"{event.refused}."
+            )
+        case Repair():
+            return (
+                f"{event.layer}: {event.cause} rows {_units(event.units)} were re-initialised; "
+                f"{', '.join(event.changed)} changed by {event.delta:.3g} together "
+                f"({event.relative:.0%} of their norm)."
+            )
         case _:
             assert_never(event)

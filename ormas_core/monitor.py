@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from ormas_core.hooks import Collector, Reading, Reduction, after_backward, sele
 from ormas_core.host import PLAIN_LOOP, Host
 from ormas_core.manifest import Sightings, first_lines, run_start
 from ormas_core.options import DEFAULTS, SHORTCUTS, MonitorOptions, check_options, make_config
+from ormas_core.proofs import Proofs
 from ormas_core.record import RecordWriter
 from ormas_core.sinks import Fanout, LoggingSink, Sink
 from ormas_core.terms import Stage
@@ -46,7 +47,8 @@ class Monitor:
         patience: see `MonitorConfig.patience`.
         sigma: see `MonitorConfig.sigma`.
         warmup: see `MonitorConfig.warmup`.
-        repair: must be False in this version.
+        repair: False only watches; True re-initialises certified, flat and decayed channels, "all"
+            silent ones too (one process only). Every change is an event, without a bound.
         scaler: the `GradScaler` in use, if any.
         sinks: further destinations of events; called on rank 0 only.
         name: a name for the run.
@@ -72,7 +74,7 @@ class Monitor:
         patience: int = DEFAULTS.patience,
         sigma: float = DEFAULTS.sigma,
         warmup: int = DEFAULTS.warmup,
-        repair: bool = False,
+        repair: bool | Literal["all"] = False,
         scaler: Any = None,
         sinks: Iterable[Sink] = (),
         name: str | None = None,
@@ -101,6 +103,8 @@ class Monitor:
         # A monitor that is dropped without close() takes its process-wide hook along.
         weakref.finalize(self, self._collector.watch.detach)
         self._alarms = AlarmEngine(self.config)
+        optimizers = [optimizer] if optimizer is not None else []
+        self._proofs = Proofs(selection, optimizers, self.config, repair)
         self._facts = FactsFold()
 
         self._record = None
@@ -133,7 +137,9 @@ class Monitor:
         """
         if self._collector is not None and self._attempt % self._every == 0:
             self._sampling = True
+            self._collector.watch.wanted_inputs = self._proofs.watched_inputs
             self._collector.arm()
+            self._proofs.arm()
 
     def note_loss(
         self,
@@ -155,6 +161,20 @@ class Monitor:
         if self._sampling and self._collector is not None:
             add = self._collector.losses.add
             self._safely(lambda: add(loss, reduction=reduction, scaled=scaled, fallback=fallback))
+            if not self._host.gives_outputs:
+                self.note_output(loss)
+
+    def note_output(self, output: Any) -> None:
+        """Take what one micro-batch's gradients are computed from, for certificates.
+
+        For hosts with `gives_outputs`, whose losses may be computed where they cannot be seen.
+
+        Args:
+            output: the loss, or everything the model returned, however nested; its graph is read
+                at once and nothing of it is kept.
+        """
+        if self._sampling and self._reading is None:
+            self._safely(lambda: self._proofs.note(output))
 
     def capture(self, stage: Stage) -> None:
         """Make the check of this optimizer step now; the next `step()` only judges it.
@@ -248,8 +268,10 @@ class Monitor:
         measurement = reading.measurement
         self._emit(measurement)
         self._sightings.note(reading)
-        for event in (*self._alarms.update(measurement), *self._sightings.news(measurement.step)):
+        for event in (*self._alarms.update(measurement), *self._proofs.check(reading)):
             self._emit(event)
+        for manifest in self._sightings.news(measurement.step, self._proofs.mechanisms()):
+            self._emit(manifest)
         if self._record is not None and self._facts.checks % self.config.anchor_every == 0:
             self._emit(self._record.anchor(measurement.step))
 
@@ -264,6 +286,7 @@ class Monitor:
             self._skipped = self._collector.skipped
             self._collector.disarm()
             self._collector = None
+        self._proofs.forget()
         self._reading = None
         self._sampling = False
 
@@ -273,7 +296,7 @@ class Monitor:
             self._safely(lambda: settle(self._attempt))
         self._release()
         steps = self._attempt - self._skipped
-        for manifest in self._sightings.news(steps, ended=True):
+        for manifest in self._sightings.news(steps, self._proofs.mechanisms(), ended=True):
             self._emit(manifest)
         self._emit(
             RunEnd(

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypedDict
+from typing import Any, Final, Literal, TypedDict
 
 from ormas_core.config import MonitorConfig
 from ormas_core.errors import ConfigError, UnknownOptionError
@@ -20,7 +20,7 @@ class MonitorOptions(TypedDict, total=False):
     patience: int
     sigma: float
     warmup: int
-    repair: bool
+    repair: bool | Literal["all"]
     scaler: Any
     sinks: Iterable[Sink]
     name: str | None
@@ -89,14 +89,16 @@ def check_sinks(sinks: object) -> tuple[Sink, ...]:
 
 
 def check_repair(repair: object) -> None:
-    """Refuse `repair`, which this version does not have.
+    """Refuse what does not say what to repair.
 
     Raises:
-        ConfigError: `repair` is not False.
+        ConfigError: `repair` is neither False, True nor "all".
     """
-    if repair is not False:
+    if not isinstance(repair, bool) and not (isinstance(repair, str) and repair == "all"):
         raise ConfigError(
-            "repair", f"repair={repair!r}: this version watches and does not repair; leave it False"
+            "repair",
+            "repair must be False, True (certified, flat and decayed channels) or 'all' (silent "
+            f"ones too); got {repair!r}",
         )
 
 

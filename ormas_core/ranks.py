@@ -2,8 +2,14 @@
 
 import logging
 import os
+from datetime import timedelta
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
+
+_PATIENCE_S: Final = 60.0
+_ERROR_LIMIT: Final = 200
 
 
 def rank() -> int:
@@ -38,6 +44,57 @@ def world_size() -> int:
     if _initialized():
         return dist.get_world_size()
     return _from_environment("WORLD_SIZE", default=1)
+
+
+class Agreement:
+    """Asks whether all ranks hold the same bytes, over a group of its own, made at first use.
+
+    The group is a gloo group for CPU tensors, whatever the training uses, so that no collective of
+    the training is disturbed. A rank that does not come is waited for once; after that nobody is
+    asked again, and the ranks count as disagreeing.
+
+    Args:
+        timeout_s: seconds to wait for the others.
+
+    Attributes:
+        problem: why the ranks cannot be asked any more; empty while they can be.
+    """
+
+    def __init__(self, timeout_s: float = _PATIENCE_S) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._group: Any = None
+        self.problem = ""
+
+    def all_equal(self, digest: bytes, *, binding: bool) -> bool:
+        """Return whether every rank brought the same bytes. Every rank must call it; it blocks.
+
+        Args:
+            digest: bytes of one length on all ranks.
+            binding: whether the ranks act on the answer: they are then asked a second time, so
+                that no rank acts that another has stopped waiting for. Must follow from `digest`.
+        """
+        if world_size() == 1:
+            return True
+        if self.problem:
+            return False
+        try:
+            return self._ask(digest) and (not binding or self._ask(digest))
+        except (RuntimeError, ValueError) as error:
+            self.problem = f"{type(error).__name__}: {error}"[:_ERROR_LIMIT]
+            return False
+
+    def _ask(self, digest: bytes) -> bool:
+        if self._group is None:
+            if not _initialized():
+                raise ValueError("there is no process group over which to ask")
+            # Named by its members: the names of groups that the training makes stay in step.
+            self._group = dist.new_group(
+                backend="gloo", timeout=self._timeout, use_local_synchronization=True
+            )
+        own = torch.tensor(list(digest), dtype=torch.uint8, device="cpu")
+        every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+        dist.all_gather(every, own, group=self._group)
+        return all(torch.equal(other, own) for other in every)
 
 
 def _initialized() -> bool:

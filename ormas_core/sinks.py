@@ -15,6 +15,8 @@ _LEVELS: Final = {
     Severity.INFO: logging.INFO,
     Severity.WARNING: logging.WARNING,
     Severity.CRITICAL: logging.ERROR,
+    Severity.PROOF: logging.WARNING,
+    Severity.ACTION: logging.WARNING,
 }
 _ERROR_LIMIT: Final = 500
 

@@ -6,11 +6,16 @@ from typing import Final
 
 
 class Severity(StrEnum):
-    """How much an event asks of its reader."""
+    """How much an event asks of its reader.
+
+    `proof`: a statement that can be checked again. `action`: the monitor changed something.
+    """
 
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
+    PROOF = "proof"
+    ACTION = "action"
 
 
 class Diagnosis(StrEnum):
@@ -34,11 +39,20 @@ class Stage(StrEnum):
     CLIPPED = "clipped"
 
 
+class ChannelLevel(StrEnum):
+    """How many of a layer's channels are out of use."""
+
+    SOME = "some"
+    MOST = "most"
+    ALL = "all"
+
+
 class Status(StrEnum):
     """The verdict on a run."""
 
     RUNNING = "running"
     HEALTHY = "healthy"
+    REPAIRED = "repaired"
     WARNINGS = "warnings"
     PROBLEM = "problem"
     NOT_MONITORED = "not_monitored"
@@ -62,6 +76,7 @@ class MechanismState(StrEnum):
 
 GRADIENT_NORMS: Final = "gradient_norms"
 ALARMS: Final = "alarms"
+CERTIFICATES: Final = "certificates"
 """Mechanisms without which a run cannot be called healthy."""
 
 

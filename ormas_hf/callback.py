@@ -103,6 +103,8 @@ class HFMonitorCallback(TrainerCallback):
                 segment=self._segments,
                 run_id=self.monitor.run_id if self.monitor is not None else "",
                 compiled=compiled,
+                # The Trainer may compute another loss from the outputs than the model returns.
+                gives_outputs=True,
             ),
             **options,
         )
@@ -197,6 +199,7 @@ class _LossReader:
         # First, so that code being compiled meanwhile sees a hook that does nothing.
         if torch.compiler.is_compiling() or module is not self._model or not module.training:
             return
+        self._monitor.note_output(output)
         loss = _returned_loss(output)
         if loss is None:
             return

@@ -3,7 +3,13 @@
 from ormas_core.hooks._torch import TORCH_VERSION, after_backward, watch_calls
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.losses import Reduction
-from ormas_core.hooks.select import Selection, select, unwrap, unwrap_optimizer
+from ormas_core.hooks.select import (
+    Selection,
+    WatchedLayer,
+    select,
+    unwrap,
+    unwrap_optimizer,
+)
 
 __all__ = [
     "TORCH_VERSION",
@@ -11,6 +17,7 @@ __all__ = [
     "Reading",
     "Reduction",
     "Selection",
+    "WatchedLayer",
     "after_backward",
     "select",
     "unwrap",

@@ -34,6 +34,8 @@ class ForwardWatch:
             Activation checkpointing calls again during backward, which does not count.
         channel_max: layer name -> maximum of each output channel over all calls, on the device.
         output_peak: module name -> largest absolute gradient that reached its outputs.
+        wanted_inputs: layers whose largest absolute input is wanted.
+        input_peak: layer name -> largest absolute value of its first input, on the device.
         failures: module name -> what went wrong in its hook; it never reaches the user's passes.
     """
 
@@ -42,6 +44,7 @@ class ForwardWatch:
         self._channels = frozenset(channels)
         self._handle: RemovableHandle | None = None
         self._peak_handles: list[RemovableHandle] = []
+        self.wanted_inputs: frozenset[str] = frozenset()
         self.clear()
 
     def clear(self) -> None:
@@ -51,6 +54,7 @@ class ForwardWatch:
         self.order: dict[str, int] = {}
         self.channel_max: dict[str, Tensor] = {}
         self.output_peak: dict[str, Tensor] = {}
+        self.input_peak: dict[str, Tensor] = {}
         self.failures: dict[str, str] = {}
 
     def attach(self) -> None:
@@ -80,7 +84,7 @@ class ForwardWatch:
         ):
             return
         try:
-            self._observe(name, module, output)
+            self._observe(name, module, inputs, output)
         except Exception as error:  # noqa: BLE001 - the user's forward pass must not fail over it
             self.fail(name, error)
 
@@ -88,7 +92,7 @@ class ForwardWatch:
         """Note that a module cannot be observed; its first failure counts."""
         self.failures.setdefault(name, f"{type(error).__name__}: {error}"[:_ERROR_LIMIT])
 
-    def _observe(self, name: str, module: nn.Module, output: Any) -> None:
+    def _observe(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         tensors = [t for t in _tensors(output) if not _torch.is_transformed(t)]
         self.called.add(name)
         if not _torch.in_backward():
@@ -100,6 +104,10 @@ class ForwardWatch:
                 self._peak_handles.append(handle)
         if name in self._channels and isinstance(output, Tensor) and tensors:
             self._note_channels(name, channel_maxima(module, output))
+        if name in self.wanted_inputs and inputs and isinstance(inputs[0], Tensor):
+            peak = magnitude(inputs[0].detach())
+            before = self.input_peak.get(name)
+            self.input_peak[name] = peak if before is None else torch.maximum(before, peak)
 
     def _note_channels(self, name: str, maxima: Tensor | None) -> None:
         before = self.channel_max.get(name)

@@ -29,6 +29,7 @@ class Reading:
     Attributes:
         measurement: the numbers the alarm rules judge and the record keeps.
         channel_max: layer -> maximum of each output channel, shape (channels,).
+        input_peak: layer -> largest absolute input, for the layers where it was wanted.
         called: watched layers whose forward call was seen.
         loss_problem: why a loss that was given could not be used; empty if none was refused.
         forward_failures: module -> why its output could not be observed.
@@ -37,6 +38,7 @@ class Reading:
 
     measurement: Measurement
     channel_max: Mapping[str, NDArray[np.float64]]
+    input_peak: Mapping[str, float]
     called: frozenset[str]
     loss_problem: str
     forward_failures: Mapping[str, str]
@@ -151,6 +153,8 @@ class Collector:
         loss_slots = self.losses.add_to(gather)
         maxima = dict(self.watch.channel_max)
         maxima_slots = [gather.add(value) for value in maxima.values()]
+        inputs = dict(self.watch.input_peak)
+        input_slots = [gather.add(value) for value in inputs.values()]
         scaler_slots = self._add_scale(gather)
         host = gather.fetch()
 
@@ -179,6 +183,7 @@ class Collector:
         return Reading(
             measurement,
             channel_max,
+            {name: float(host[slot][0]) for name, slot in zip(inputs, input_slots, strict=True)},
             called,
             loss_problem=self.losses.problem,
             forward_failures=dict(self.watch.failures),

@@ -42,6 +42,7 @@ class Selection:
     Attributes:
         model: the user's own model, wrappers removed.
         layers: the watched layers, in the model's order.
+        owners: all modules with parameters of their own, watched or not.
         modules: watched layers and the modules around them, as pairs of name and module.
         compiled: names of modules whose calls run compiled code.
         sharded: names of watched layers whose parameters are only partly in this process.
@@ -51,6 +52,7 @@ class Selection:
 
     model: nn.Module
     layers: tuple[WatchedLayer, ...]
+    owners: tuple[WatchedLayer, ...]
     modules: tuple[tuple[str, nn.Module], ...]
     compiled: tuple[str, ...]
     sharded: tuple[str, ...]
@@ -118,6 +120,7 @@ def select(
     return Selection(
         model=inner,
         layers=tuple(layers),
+        owners=tuple(owners),
         modules=tuple(
             (name, module)
             for name, module in named

@@ -68,11 +68,12 @@ def _encoder(tp: Any) -> _Encoder:
         members = [
             (
                 field.name,
+                _member(field),
                 _encode_decimal if field.name.endswith("_ns") else _encoder(hints[field.name]),
             )
             for field in dataclasses.fields(tp)
         ]
-        return lambda value: {name: enc(getattr(value, name)) for name, enc in members}
+        return lambda value: {member: enc(getattr(value, name)) for name, member, enc in members}
     if origin in (typing.Union, types.UnionType):
         inner = _encoder(_optional(args))
         return lambda value: None if value is None else inner(value)
@@ -110,6 +111,12 @@ def _decoder(tp: Any) -> _Decoder:
     return _SCALAR_DECODERS[tp]
 
 
+def _member(field: "dataclasses.Field[Any]") -> str:
+    """Return the JSON member of a field; a field whose member's name is taken states another."""
+    name: str = field.metadata.get("member", field.name)
+    return name
+
+
 def _optional(args: tuple[Any, ...]) -> Any:
     """Return T of `T | None`, the only kind of union that event fields use."""
     (inner,) = (arg for arg in args if arg is not types.NoneType)
@@ -118,17 +125,20 @@ def _optional(args: tuple[Any, ...]) -> Any:
 
 def _dataclass_decoder(cls: Any) -> _Decoder:
     hints = typing.get_type_hints(cls)
-    fields = [(field.name, _decoder(hints[field.name])) for field in dataclasses.fields(cls)]
+    fields = [
+        (field.name, _member(field), _decoder(hints[field.name]))
+        for field in dataclasses.fields(cls)
+    ]
 
     def decode_members(value: Json, at: str) -> Any:
         members = _require(value, dict, at)
         found = {}
-        for name, decoder in fields:
-            if name not in members:
-                raise RecordFormatError(at, f"{at}: member {name!r} is missing")
-            found[name] = decoder(members[name], f"{at}.{name}")
+        for name, member, decoder in fields:
+            if member not in members:
+                raise RecordFormatError(at, f"{at}: member {member!r} is missing")
+            found[name] = decoder(members[member], f"{at}.{member}")
         if len(found) != len(members):
-            extra = sorted(members.keys() - found.keys())
+            extra = sorted(members.keys() - {member for _, member, _ in fields})
             raise RecordFormatError(at, f"{at}: unexpected members {extra}")
         try:
             return cls(**found)

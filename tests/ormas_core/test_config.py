@@ -15,6 +15,7 @@ from ormas_core.errors import ConfigError, UnknownOptionError
 LEAST_INTEGERS = {
     "check_every": 1,
     "warmup": 2,
+    "seed": 0,
     "baseline_memory": 2,
     "alarm_confirmations": 1,
     "skipped_steps_limit": 1,
@@ -41,7 +42,13 @@ def refusal(name: str, value: Any) -> str:
 def test_every_field_is_covered_by_these_tests() -> None:
     """A new field needs its range here."""
     fields = {field.name for field in dataclasses.fields(MonitorConfig)}
-    assert fields == {"layers", *LEAST_INTEGERS, *LEAST_NUMBERS}
+    assert fields == {
+        "layers",
+        "lr_max",
+        "certify_optimizers",
+        *LEAST_INTEGERS,
+        *LEAST_NUMBERS,
+    }
 
 
 def test_the_defaults_are_a_contract() -> None:
@@ -59,6 +66,9 @@ def test_the_defaults_are_a_contract() -> None:
         "skipped_steps_limit": 25,
         "anchor_every": 20,
         "patience": 4,
+        "lr_max": None,
+        "certify_optimizers": (),
+        "seed": 0,
     }
 
 
@@ -171,3 +181,22 @@ def test_every_value_in_range_is_accepted_and_kept(values: dict[str, Any]) -> No
     config = MonitorConfig(**values)
     assert {name: getattr(config, name) for name in values} == values
     assert MonitorConfig().replace(values) == config
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, "0.1", True])
+def test_a_learning_rate_to_cover_is_a_number_or_none(value: Any) -> None:
+    """Negative, infinite and other values are refused; None and numbers are kept."""
+    assert refusal("lr_max", value).startswith("lr_max must be a finite number >= 0.0; got ")
+    assert MonitorConfig(lr_max=1).lr_max == 1.0
+    assert MonitorConfig(lr_max=None).lr_max is None
+
+
+@pytest.mark.parametrize("value", [[""], [3], 3, ["Lion", None]])
+def test_optimizers_to_trust_are_class_names(value: Any) -> None:
+    """One name or several; anything else is refused with an example."""
+    assert "such as ['Lion']" in refusal("certify_optimizers", value)
+    assert MonitorConfig(certify_optimizers="Lion").certify_optimizers == ("Lion",)
+    assert MonitorConfig(certify_optimizers=["Lion", "Sophia"]).certify_optimizers == (
+        "Lion",
+        "Sophia",
+    )

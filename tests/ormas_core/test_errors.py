@@ -27,6 +27,7 @@ def test_an_error_keeps_subject_and_message(cls: type[OrmasError]) -> None:
 @pytest.mark.parametrize(
     ("name", "base"),
     [
+        ("CertifyError", ValueError),
         ("ConfigError", ValueError),
         ("UnknownOptionError", TypeError),
         ("LayerPatternError", ValueError),
@@ -39,7 +40,7 @@ def test_an_error_is_of_the_kind_python_raises(name: str, base: type[Exception])
     """So that code which knows nothing of this package can catch it."""
     assert issubclass(getattr(errors, name), (base, OrmasError))
     assert base in getattr(errors, name).__mro__
-    assert len(CLASSES) == 7
+    assert len(CLASSES) == 8
 
 
 def test_a_missing_extra_says_how_to_install_it() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import event_samples
 import pytest
 
-from ormas_core import events, terms
+from ormas_core import certificate_events, claims, events, terms
 from ormas_core.events import EVENT_TYPES, Event
 from ormas_core.terms import Severity
 from ormas_core.testing import measurement
@@ -29,7 +29,11 @@ def _dataclasses(module: Any) -> set[type]:
 
 def test_the_union_and_the_table_are_the_same() -> None:
     """Every event class of the module is in both, under its own kind."""
-    assert set(EVENT_TYPES.values()) == set(typing.get_args(Event)) == _dataclasses(events)
+    assert (
+        set(EVENT_TYPES.values())
+        == set(typing.get_args(Event))
+        == (_dataclasses(events) | _dataclasses(certificate_events))
+    )
     assert {kind: cls.kind for kind, cls in EVENT_TYPES.items()} == {kind: kind for kind in KINDS}
 
 
@@ -55,7 +59,7 @@ def test_an_event_is_built_by_keywords_only(kind: str) -> None:
 
 def test_the_parts_of_events_are_immutable_values_too() -> None:
     """Mechanisms, counts and summaries are shared between events."""
-    parts = _dataclasses(terms)
+    parts = _dataclasses(terms) | (_dataclasses(claims) - {claims.TraceStep, claims.Claim})
     assert {cls.__name__ for cls in parts} >= {"Mechanism", "NonfiniteCount", "ChannelSummary"}
     for cls in parts:
         part = event_samples.sample(cls)
@@ -88,10 +92,10 @@ def test_enums_are_their_text() -> None:
     """They print and compare as in the record, also inside JSON."""
     enums = {
         value
-        for value in vars(terms).values()
+        for value in (*vars(terms).values(), *vars(claims).values())
         if isinstance(value, type) and issubclass(value, StrEnum) and value is not StrEnum
     }
-    assert len(enums) == 5
+    assert len(enums) == 10
     for enum in enums:
         for member in enum:
             assert str(member) == member.value == member.name.lower()

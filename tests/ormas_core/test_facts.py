@@ -234,6 +234,8 @@ def test_nothing_at_all_is_unknown() -> None:
         alarms=(),
         cleared={},
         open_layers={},
+        stuck={},
+        repaired=0,
         gaps=(),
         counts={},
         head=None,

@@ -320,7 +320,7 @@ def test_the_model_is_free_after_close(make: Make) -> None:
     [
         {"check_every": 0},
         {"sigma": math.nan},
-        {"repair": True},
+        {"repair": "some"},
         {"sinks": [object()]},
         {"sinks": [MemorySink]},
         {"config": {"sigma": 1}},

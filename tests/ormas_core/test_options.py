@@ -29,7 +29,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("sigma", float("nan")),
     ("sigma", "2.5"),
     ("warmup", 1),
-    ("repair", True),
+    ("repair", "some"),
     ("repair", 0),
     ("repair", None),
     ("sinks", None),
@@ -88,8 +88,9 @@ def test_the_monitor_refuses_what_check_options_refuses(
         ("sinks", [3], "each of sinks needs the methods write(event) and close(); got 3"),
         (
             "repair",
-            True,
-            "repair=True: this version watches and does not repair; leave it False",
+            "some",
+            "repair must be False, True (certified, flat and decayed channels) or 'all' (silent "
+            "ones too); got 'some'",
         ),
     ],
 )

@@ -1,0 +1,139 @@
+"""What makes a proof worth trying: without one of these facts no unit of a model can be closed.
+
+A closed unit needs weights, or a scale, that are exactly zero or of one sign throughout, or a norm
+that limits might close. Most checks of a healthy model end here. What this overlooks (operations
+that are constant whatever the parameters are) is not claimed, which is sound.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ormas_core.certificates import masks
+from ormas_core.certificates.graph import LEAF, Graph, Node
+from ormas_core.certificates.masks import Mask
+from ormas_core.certificates.signs import Signs
+
+_SIGNED: Final = frozenset(
+    {
+        "ReluBackward0",
+        "HardtanhBackward0",
+        "ClampBackward1",
+        "ClampMinBackward0",
+        "ClampMaxBackward0",
+        "ThresholdBackward0",
+        "SigmoidBackward0",
+        "HardsigmoidBackward0",
+        "ExpBackward0",
+        "SoftplusBackward0",
+        "SoftmaxBackward0",
+        "SafeSoftmaxBackward0",
+        "AbsBackward0",
+        "SqrtBackward0",
+    }
+)
+"""Operations whose results may be known to be of one sign."""
+_PRODUCTS: Final = frozenset(
+    {"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0", "MvBackward0"}
+)
+_JOINT: Final = frozenset(
+    {"AddBackward0", "SubBackward0", "MulBackward0", "DivBackward0", "WhereBackward0"}
+)
+"""Operations whose result has a sign only where each operand has one."""
+_STOPS: Final = _PRODUCTS | {
+    "ConvolutionBackward0",
+    "EmbeddingBackward0",
+    "NativeLayerNormBackward0",
+    "NativeGroupNormBackward0",
+    "LogSoftmaxBackward0",
+}
+"""Operations past which a sign does not come from one operand alone."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Structure:
+    """What the form of a graph says about its parameters.
+
+    Attributes:
+        scales: ids of vectors that multiply activations.
+        signed: ids of matrices that meet activations of one sign, so that their own signs matter.
+    """
+
+    scales: frozenset[int]
+    signed: frozenset[int]
+
+
+def structure(graph: Graph) -> Structure:
+    """Look at the form of a graph."""
+    signed_value = [False] * len(graph.nodes)
+    reach: list[frozenset[int]] = []
+    scales: set[int] = set()
+    signed: set[int] = set()
+    for number, node in enumerate(graph.nodes):
+        edges = [edge for edge in node.inputs if edge is not None]
+        if node.name == LEAF and node.parameter is not None:
+            reach.append(frozenset({id(graph.parameters[node.parameter])}))
+            continue
+        below = [reach[producer] for producer, _ in edges]
+        stops = node.name in _STOPS
+        signed_value[number] = _signed(node, [signed_value[producer] for producer, _ in edges])
+        if node.name in _PRODUCTS and any(signed_value[producer] for producer, _ in edges):
+            signed.update(*below)
+        if "Norm" in node.name and len(node.inputs) > 1 and node.inputs[1] is not None:
+            scales |= reach[node.inputs[1][0]]
+        elif node.name in {"MulBackward0", "DivBackward0"}:
+            scales.update(*below)
+        # A weight's own name goes up only through operations that move its elements.
+        reach.append(frozenset().union(*below) if len(edges) == 1 and not stops else frozenset())
+    return Structure(frozenset(scales), frozenset(signed))
+
+
+def _signed(node: Node, operands: list[bool]) -> bool:
+    """Whether a result may be known to be of one sign, from whether its operands may."""
+    if node.name == "PowBackward0":
+        exponent = node.attrs.get("exponent")
+        even = isinstance(exponent, int | float) and exponent % 2 == 0
+        return even or any(operands)
+    if node.name in _SIGNED or node.name in _STOPS:
+        return node.name in _SIGNED
+    if node.name in _JOINT:
+        return len(operands) == len(node.inputs) and all(operands)
+    return any(operands)
+
+
+def candidate(key: int, now: Signs, form: Structure) -> bool:
+    """Whether a parameter has a fact that could close something.
+
+    Args:
+        key: its id.
+        now: what its stored values are.
+        form: the graph's.
+    """
+    if not now.known:
+        return False
+    shape = now.shape
+    if len(shape) < 2:  # noqa: PLR2004 - a vector matters where it scales
+        return key in form.scales and bool(now.zero.parts)
+    facts: Iterable[Mask] = (now.zero, now.neg, now.pos) if key in form.signed else (now.zero,)
+    return any(_has_slice(mask) for mask in facts)
+
+
+def fingerprint(found: Mapping[int, Signs], form: Structure) -> tuple[object, ...]:
+    """Return the candidates with their facts, to compare with those of another check."""
+    parts: list[object] = []
+    for key, now in found.items():
+        if candidate(key, now, form):
+            facts = (now.zero, now.neg, now.pos) if key in form.signed else (now.zero,)
+            parts.append(key)
+            parts.extend((p.shape, p.tobytes()) for mask in facts for p in mask.parts)
+    return tuple(parts)
+
+
+def _has_slice(mask: Mask) -> bool:
+    """Whether a whole slice along one of the first two axes is in the mask."""
+    if not mask.parts:
+        return False
+    rank = len(mask.shape)
+    return any(
+        bool(masks.all_over(mask, [a for a in range(rank) if a != axis]).parts) for axis in (0, 1)
+    )

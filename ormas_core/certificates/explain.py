@@ -1,0 +1,256 @@
+"""Turns a fixpoint into a proof that can be read: line by line, for one unit.
+
+Every rule is asked again, with ever fewer and smaller premises, until nothing can be left out. So
+the trace contains just what the conclusion needs, and needs no second set of rules to be found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ormas_core.certificates import masks, signs
+from ormas_core.certificates.boxes import holds, inside
+from ormas_core.certificates.graph import LEAF, Graph, Node
+from ormas_core.certificates.limits import Limits
+from ormas_core.certificates.masks import Mask
+from ormas_core.certificates.premises import Slot, Unexplainable, least
+from ormas_core.certificates.prover import Pass, rule_of
+from ormas_core.certificates.signs import Signs
+from ormas_core.claims import Box, Fact, StepKind, TraceStep, Use
+
+_FACTS = {"zero": Fact.ZERO, "neg": Fact.NONPOSITIVE, "pos": Fact.NONNEGATIVE}
+MOST_STEPS = 2_000
+
+
+@dataclass(slots=True)
+class Explanation:
+    """A proof under construction.
+
+    Attributes:
+        graph: the graph it is about.
+        found: its facts and masks.
+        names: names of the parameters, by id.
+        limits: conditional facts that the fixpoint was given.
+        steps: the lines so far.
+        closings: numbers of the nodes at which a gradient stops for reasons of their own.
+    """
+
+    graph: Graph
+    found: Pass
+    names: Mapping[int, str]
+    limits: Limits | None
+    steps: list[TraceStep]
+    closings: list[tuple[int, int]]
+    _known: dict[tuple[object, ...], int]
+    _open: list[tuple[int, Box]]
+
+    @classmethod
+    def of(
+        cls, graph: Graph, found: Pass, names: Mapping[int, str], limits: Limits | None = None
+    ) -> "Explanation":
+        """Begin a proof."""
+        return cls(graph, found, names, limits, [], [], {}, [])
+
+    def close(self, leaf: int, box: Box) -> tuple[TraceStep, ...]:
+        """Prove that the gradient of a leaf is zero in `box`, and everything that this assumes.
+
+        Raises:
+            Unexplainable: a line could not be found, or there are too many.
+        """
+        self.gradient(leaf, 0, box)
+        while self._open:
+            node, assumed = self._open.pop()
+            self.gradient(node, 0, assumed)
+        return tuple(self.steps)
+
+    def gradient(self, node: int, output: int, box: Box) -> int:
+        """Prove that the gradient of an output, summed over its uses, is zero in `box`."""
+        key = ("gradient", node, output, box)
+        if key in self._known:
+            return self._known[key]
+        if (node, output) in self.graph.roots:
+            raise Unexplainable("what backward starts from has a gradient")
+        users = [
+            (user, position)
+            for user, position in self.graph.users[node]
+            if self.graph.nodes[user].inputs[position] == (node, output)
+        ]
+        uses = tuple(
+            Use(step=self.backward(user, position, box), role="user", position=number)
+            for number, (user, position) in enumerate(users)
+        )
+        own = self.graph.nodes[node]
+        return self._add(
+            key,
+            node,
+            kind=StepKind.GRADIENT,
+            position=output,
+            shape=own.out_shapes[output],
+            box=box,
+            users=len(users),
+            uses=uses,
+        )
+
+    def backward(self, node: int, operand: int, box: Box) -> int:
+        """Prove that the gradient a node sends to one operand is zero in `box`."""
+        key = ("backward", node, operand, box)
+        if key in self._known:
+            return self._known[key]
+        own = self.graph.nodes[node]
+        rule = rule_of(own)
+        if rule is None:
+            raise Unexplainable(f"{own.name} is opaque")
+
+        def proves(premises: Mapping[Slot, Mask]) -> bool:
+            operands = [_signs(own, k, premises) for k in range(len(own.inputs))]
+            closed = [
+                premises.get(("closed", out), masks.none(shape))
+                for out, shape in enumerate(own.out_shapes)
+            ]
+            return holds(rule.backward(own, operands, closed)[operand], box)
+
+        premises = self._premises(own)
+        for out, mask in enumerate(self.found.closed[node]):
+            premises[("closed", out)] = mask
+        needed = least(
+            premises, proves, self._order(own, backward=True), (own.in_shapes[operand], box)
+        )
+        if not any(slot[0] == "closed" for slot in needed):
+            self.closings.append((node, operand))
+        uses = tuple(self._use(node, slot, box_) for slot, box_ in needed.items())
+        return self._add(
+            key,
+            node,
+            kind=StepKind.BACKWARD,
+            position=operand,
+            shape=own.in_shapes[operand],
+            box=box,
+            uses=uses,
+        )
+
+    def value(self, node: int, output: int, fact: str, box: Box) -> int:
+        """Prove a fact about an output in `box`."""
+        key = ("value", node, output, fact, box)
+        if key in self._known:
+            return self._known[key]
+        own = self.graph.nodes[node]
+        if own.name == LEAF:
+            self._open.append((node, box))
+            return self._add(
+                key,
+                node,
+                kind=StepKind.PARAMETER,
+                fact=_FACTS[fact],
+                shape=own.out_shapes[0],
+                box=box,
+            )
+        rule = rule_of(own)
+        if rule is None:
+            raise Unexplainable(f"{own.name} is opaque")
+
+        def proves(premises: Mapping[Slot, Mask]) -> bool:
+            operands = [_signs(own, k, premises) for k in range(len(own.inputs))]
+            return holds(getattr(rule.forward(own, operands)[output], fact), box)
+
+        premises = self._premises(own)
+        if not proves(premises):
+            return self._limit(key, node, output, fact, box)
+        needed = least(
+            premises, proves, self._order(own, backward=False), (own.out_shapes[output], box)
+        )
+        uses = tuple(self._use(node, slot, box_) for slot, box_ in needed.items())
+        return self._add(
+            key,
+            node,
+            kind=StepKind.VALUE,
+            position=output,
+            fact=_FACTS[fact],
+            shape=own.out_shapes[output],
+            box=box,
+            uses=uses,
+        )
+
+    def _limit(self, key: tuple[object, ...], node: int, output: int, fact: str, box: Box) -> int:
+        """State a fact that holds under limits; the parameters it measures become premises."""
+        own = self.graph.nodes[node]
+        more = self.limits.facts(own, self._facts(own)) if self.limits is not None else None
+        if self.limits is None or more is None or not holds(getattr(more[output], fact), box):
+            raise Unexplainable(f"{own.name} gives no fact {fact} there")
+        channels = (box[1],)
+        uses = []
+        for position in (1, 2):
+            edge = own.inputs[position]
+            if edge is None:
+                raise Unexplainable(f"{own.name} measures a constant")
+            held = self.found.facts[edge[0]][edge[1]]
+            sign = "pos" if holds(held.pos, channels) else "neg"
+            step = self.value(*edge, sign, channels)
+            uses.append(Use(step=step, role="operand", position=position))
+        return self._add(
+            key,
+            node,
+            kind=StepKind.LIMIT,
+            position=output,
+            fact=_FACTS[fact],
+            shape=own.out_shapes[output],
+            box=box,
+            settings=self.limits.settings(own, inside(box[1], own.out_shapes[output][1])),
+            uses=tuple(uses),
+        )
+
+    def _facts(self, node: Node) -> list[Signs]:
+        return [
+            signs.unknown(shape) if edge is None else self.found.facts[edge[0]][edge[1]]
+            for edge, shape in zip(node.inputs, node.in_shapes, strict=True)
+        ]
+
+    def _premises(self, node: Node) -> dict[Slot, Mask]:
+        return {
+            (fact, k): getattr(held, fact)
+            for k, held in enumerate(self._facts(node))
+            for fact in _FACTS
+            if getattr(held, fact).parts
+        }
+
+    def _order(self, node: Node, *, backward: bool) -> list[Slot]:
+        """Return the slots in the order in which doing without them is tried."""
+        outs = [("closed", out) for out in range(len(node.out_shapes))] if backward else []
+        return outs + [
+            (fact, k) for fact in ("pos", "neg", "zero") for k in range(len(node.inputs))
+        ]
+
+    def _use(self, node: int, slot: Slot, box: Box) -> Use:
+        kind, number = slot
+        if kind == "closed":
+            return Use(step=self.gradient(node, number, box), role="output", position=number)
+        edge = self.graph.nodes[node].inputs[number]
+        if edge is None:
+            raise Unexplainable("a constant has no facts")
+        return Use(step=self.value(*edge, kind, box), role="operand", position=number)
+
+    def _add(self, key: tuple[object, ...], node: int, **about: Any) -> int:
+        """Add a line about a node and return its number."""
+        if len(self.steps) >= MOST_STEPS:
+            raise Unexplainable(f"the proof has more than {MOST_STEPS} lines")
+        own = self.graph.nodes[node]
+        name = ""
+        if own.parameter is not None:
+            name = self.names.get(id(self.graph.parameters[own.parameter]), "")
+        settings = {setting: str(value) for setting, value in own.attrs.items()}
+        line: dict[str, Any] = {
+            "op": own.name if own.parameter is None else "parameter",
+            "name": name,
+            "operands": own.in_shapes,
+            "outputs": own.out_shapes,
+            **about,
+            "settings": {**settings, **about.get("settings", {})},
+        }
+        self.steps.append(TraceStep(node=node, **line))
+        self._known[key] = len(self.steps) - 1
+        return len(self.steps) - 1
+
+
+def _signs(node: Node, operand: int, premises: Mapping[Slot, Mask]) -> Signs:
+    nothing = masks.none(node.in_shapes[operand])
+    zero, neg, pos = (premises.get((fact, operand), nothing) for fact in ("zero", "neg", "pos"))
+    return signs.facts(zero, neg, pos)

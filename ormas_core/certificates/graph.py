@@ -1,0 +1,249 @@
+"""Reads the executed autograd graph of a loss into plain values.
+
+The one module of the certificate engine that knows torch's names for the parts of a graph.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.nn.modules._functions import SyncBatchNorm
+
+from ormas_core.certificates.masks import Shape
+
+LEAF: Final = "torch::autograd::AccumulateGrad"
+SYNC_BATCH_NORM: Final = "SyncBatchNormBackward"
+MOST_NODES: Final = 100_000
+_SIGN_BIT: Final = 1 << 63
+MOST_RECENT: Final = 8
+"""Graphs that a reader knows again."""
+
+Edge = tuple[int, int]
+"""Index of the producing node, and which of its outputs."""
+
+_Row = tuple[
+    str,
+    tuple[Edge | None, ...],
+    tuple[Shape, ...],
+    Any,
+    Any,
+    tuple[tuple[str, Any], ...],
+    int | None,
+]
+_Signature = tuple[list[_Row], tuple[Edge, ...]]
+
+
+class UnreadableGraphError(Exception):
+    """The loss has no graph that can be read; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """One operation of the graph.
+
+    Attributes:
+        name: torch's exact name, digit included; a custom `autograd.Function` is prefixed
+            `custom ` so that it can never be taken for an operation of torch's own.
+        inputs: where each operand comes from; None for a constant, which is of unknown value.
+        in_shapes: shape of each operand; that of the output where it is not recorded.
+        out_shapes: shape of each output.
+        dtype: of the first output, such as `float32`.
+        device: of the first output, such as `cpu` or `cuda`.
+        attrs: the recorded settings its rule asks for.
+        parameter: for a leaf, its index in `Graph.parameters`.
+    """
+
+    name: str
+    inputs: tuple[Edge | None, ...]
+    in_shapes: tuple[Shape, ...]
+    out_shapes: tuple[Shape, ...]
+    dtype: str
+    device: str
+    attrs: Mapping[str, Any]
+    parameter: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Graph:
+    """The graph of one loss.
+
+    Attributes:
+        nodes: operands before the operations that use them.
+        roots: the outputs that backward may start from, or that what it starts from depends on.
+        users: for each node, the pairs (using node, operand position), outputs told apart by the
+            edge itself.
+        parameters: the leaves' tensors, each once.
+        digest: hash of names, edges, settings and shapes, hexadecimal.
+    """
+
+    nodes: tuple[Node, ...]
+    roots: tuple[Edge, ...]
+    users: tuple[tuple[Edge, ...], ...]
+    parameters: tuple[Tensor, ...]
+    digest: str
+
+
+class GraphReader:
+    """Reads graphs, and knows the ones it has read again without building them anew.
+
+    Args:
+        settings: node name -> recorded settings to read; no others are touched, since reading a
+            freed tensor raises.
+    """
+
+    def __init__(self, settings: Mapping[str, Sequence[str]]) -> None:
+        self._settings = {
+            name: tuple((setting, f"_saved_{setting}") for setting in wanted)
+            for name, wanted in settings.items()
+        }
+        self._recent: list[tuple[_Signature, Graph]] = []
+
+    def read(self, losses: Sequence[Tensor], names: Mapping[int, str]) -> Graph:
+        """Read the graph behind a loss, or behind outputs that any loss may be computed from.
+
+        Args:
+            losses: tensors with a `grad_fn`; backward may have run already.
+            names: id of a parameter -> its name, for the digest.
+
+        Raises:
+            UnreadableGraphError: there is no graph, or one too large.
+        """
+        starts = [loss for loss in losses if loss.grad_fn is not None]
+        if not starts:
+            raise UnreadableGraphError(
+                "the loss has no graph: it was detached, or needs no gradient"
+            )
+        ordered = _ordered([loss.grad_fn for loss in starts])
+        index = {function: i for i, function in enumerate(ordered)}
+        rows = [self._row(function, index) for function in ordered]
+        roots = tuple(sorted({(index[loss.grad_fn], loss.output_nr) for loss in starts}))
+        signature = (rows, roots)
+        for known, graph in self._recent:
+            if known == signature:
+                return graph
+        graph = _build(ordered, rows, roots, names)
+        self._recent = [(signature, graph), *self._recent[: MOST_RECENT - 1]]
+        return graph
+
+    def _row(self, function: Any, index: Mapping[Any, int]) -> _Row:
+        """Return everything about one node that a proof depends on."""
+        name = _name(function)
+        metadata = function._input_metadata
+        attrs = []
+        for setting, saved in self._settings.get(name, ()):
+            try:
+                attrs.append((setting, _plain(getattr(function, saved))))
+            except (AttributeError, RuntimeError):
+                # Another version of torch, or freed: the rule then finds the setting missing.
+                continue
+        return (
+            name,
+            tuple(
+                [
+                    None if producer is None else (index[producer], output)
+                    for producer, output in function.next_functions
+                ]
+            ),
+            tuple([tuple(meta.shape) for meta in metadata]),
+            metadata[0].dtype,
+            metadata[0].device,
+            tuple(attrs),
+            id(function.variable) if name == LEAF else None,
+        )
+
+
+def read(
+    losses: Sequence[Tensor], settings: Mapping[str, Sequence[str]], names: Mapping[int, str]
+) -> Graph:
+    """Read one graph; see `GraphReader.read`."""
+    return GraphReader(settings).read(losses, names)
+
+
+def _build(
+    ordered: Sequence[Any], rows: Sequence[_Row], roots: tuple[Edge, ...], names: Mapping[int, str]
+) -> Graph:
+    nodes: list[Node] = []
+    parameters: dict[int, tuple[int, Tensor]] = {}
+    users: list[list[Edge]] = [[] for _ in ordered]
+    digest = hashlib.blake2b(digest_size=16)
+    for i, (function, row) in enumerate(zip(ordered, rows, strict=True)):
+        name, edges, shapes, dtype, device, attrs, variable = row
+        for position, edge in enumerate(edges):
+            if edge is not None:
+                users[edge[0]].append((i, position))
+        parameter = None
+        if variable is not None:
+            parameter, _ = parameters.setdefault(variable, (len(parameters), function.variable))
+        in_shapes = tuple(
+            rows[edge[0]][2][edge[1]] if edge is not None else shapes[0] for edge in edges
+        )
+        kind = str(dtype).rpartition(".")[2]
+        nodes.append(
+            Node(name, edges, in_shapes, shapes, kind, device.type, dict(attrs), parameter)
+        )
+        label = names.get(variable, "?") if variable is not None else ""
+        digest.update(repr((name, edges, shapes, kind, attrs, label)).encode())
+    digest.update(repr(roots).encode())
+    return Graph(
+        nodes=tuple(nodes),
+        roots=roots,
+        users=tuple(tuple(edges) for edges in users),
+        parameters=tuple(tensor for _, tensor in parameters.values()),
+        digest=digest.hexdigest(),
+    )
+
+
+def has_gradient_hook(parameter: Tensor) -> bool:
+    """Whether a hook may change the parameter's gradient, before or after it is accumulated."""
+    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return any(getattr(parameter, name, None) for name in names)
+
+
+def _ordered(roots: Sequence[Any]) -> list[Any]:
+    """Return the nodes in post-order: producers first. Iterative, since graphs are deep."""
+    done: set[Any] = set()
+    order: list[Any] = []
+    stack: list[Any] = list(roots)
+    while stack:
+        function = stack[-1]
+        if function in done:
+            stack.pop()
+            continue
+        waiting = [
+            producer
+            for producer, _ in function.next_functions
+            if producer is not None and producer not in done
+        ]
+        if waiting:
+            stack.extend(waiting)
+            continue
+        if len(order) >= MOST_NODES:
+            raise UnreadableGraphError(f"the graph has more than {MOST_NODES} operations")
+        done.add(function)
+        order.append(function)
+        stack.pop()
+    return order
+
+
+def _name(function: Any) -> str:
+    if isinstance(function, BackwardCFunction):
+        # Known by identity: anyone may give a class that name.
+        if getattr(type(function), "_forward_cls", None) is SyncBatchNorm:
+            return SYNC_BATCH_NORM
+        return f"custom {type(function).__name__}"
+    name: str = function.name()
+    return name
+
+
+def _plain(value: Any) -> Any:
+    """Undo torch's way of showing signed numbers as unsigned ones."""
+    if isinstance(value, list | tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= _SIGN_BIT:
+        return value - 2 * _SIGN_BIT
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    return type(value).__name__

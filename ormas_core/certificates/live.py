@@ -1,0 +1,385 @@
+"""Certificates over a run: issued once, guarded at every check, revoked when a guard fails."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ormas_core.certificate_events import Certificate, CertificateRefused, CertificateRevoked
+from ormas_core.certificates.candidates import Structure, fingerprint, structure
+from ormas_core.certificates.engine import (
+    Outcome,
+    examine_values,
+    lasting_leaf,
+    parameters_of,
+    read_values,
+)
+from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError
+from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken
+from ormas_core.certificates.masks import Mask, meet
+from ormas_core.certificates.norms import find_limits
+from ormas_core.certificates.ownership import Owner, owners
+from ormas_core.certificates.place import Place
+from ormas_core.certificates.rules import SETTINGS
+from ormas_core.certificates.signs import Signs
+from ormas_core.claims import CertificateClass, Claim, UnitKind
+
+MOST_GRAPHS: Final = 64
+"""Micro-batches of one step whose graphs are read."""
+
+CertificateEvent = Certificate | CertificateRefused | CertificateRevoked
+Key = tuple[str, UnitKind, CertificateClass, int]
+
+
+@dataclass(slots=True)
+class Live:
+    """A claim in force.
+
+    Attributes:
+        claim: what is claimed, of all the units it was issued for.
+        place: where the weights of all those units are.
+        rows: which rows of the place are this unit's.
+        rates: parameter id -> (learning rate, decay) that the claim covers.
+        since: optimizer updates completed when it was issued.
+        checks: checks that have confirmed it, the first one included.
+    """
+
+    claim: Claim
+    place: Place
+    rows: slice
+    rates: Mapping[int, tuple[float, float]]
+    since: int
+    checks: int = 1
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was said, so that it is said once."""
+
+    refused: set[tuple[str, int, str]] = field(default_factory=set)
+    problems: set[str] = field(default_factory=set)
+
+
+class CertificateWatch:
+    """Holds the certificates of one model over a run.
+
+    Args:
+        model: the model.
+        layers: its modules with parameters of their own, by name.
+        optimizers: all that write the model's parameters.
+        lr_max: learning rate that claims must cover; None for ten times the largest seen.
+        asserted: class names of optimizers that the user vouches for.
+
+    Attributes:
+        live: the claims in force, by unit.
+        outcome: what the last proof found; None before the first.
+        owners: who owned the parameters at the last check.
+        fresh: whether the last check had a graph to prove anything on.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layers: Sequence[tuple[str, nn.Module]],
+        optimizers: Sequence[Optimizer],
+        *,
+        lr_max: float | None = None,
+        asserted: Sequence[str] = (),
+    ) -> None:
+        self._model = model
+        self._layers = tuple(layers)
+        self._optimizers = tuple(optimizers)
+        self._lr_max = lr_max
+        self._asserted = tuple(asserted)
+        self._lr_seen: dict[int, float] = {}
+        self._graphs: list[Graph] = []
+        self._passes = 0
+        self._unread = ""
+        self._counter = AccumulationCounter()
+        self._reader = GraphReader(SETTINGS)
+        self._names = {
+            id(parameter): f"{layer}.{name}"
+            for layer, module in self._layers
+            for name, parameter in module.named_parameters(recurse=False)
+        }
+        self._forms: dict[int, tuple[Graph, Structure]] = {}
+        self._key: Any = None
+        self._seen = _Seen()
+        self._checks = 0
+        self.live: dict[Key, Live] = {}
+        self.outcome: Outcome | None = None
+        self.owners: dict[int, Owner] = {}
+        self.fresh = False
+
+    def clear(self) -> None:
+        """Forget the step: its graphs, and the hooks that count."""
+        self._graphs = []
+        self._passes = 0
+        self._unread = ""
+        self._counter.stop()
+
+    def arm(self) -> None:
+        """Count, until the check, the backward passes that write gradients of certified weights."""
+        weights = {id(held.place.parameter): held.place.parameter for held in self.live.values()}
+        self._counter.start(weights.values())
+
+    def note(self, roots: Sequence[Tensor]) -> None:
+        """Read the graph of one micro-batch, before or after its backward pass.
+
+        Args:
+            roots: the loss, or all outputs that the loss may be computed from.
+        """
+        self._passes += 1
+        if self._passes > MOST_GRAPHS:
+            self._unread = f"more than {MOST_GRAPHS} micro-batches in one step"
+            return
+        try:
+            self._graphs.append(self._reader.read(roots, self._names))
+        except UnreadableGraphError as error:
+            self._unread = str(error)
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be proven of the step so far; empty if something can.
+
+        Without the graph of every micro-batch nothing can be said of a step.
+        """
+        return self._unread or ("" if self._graphs else "no loss with a graph was given")
+
+    @property
+    def watched_inputs(self) -> frozenset[str]:
+        """Layers whose input's size is needed: norms with a bounded claim, or a candidate."""
+        if self.outcome is None:
+            return frozenset()
+        return frozenset(
+            condition.layer
+            for claim in (
+                *(c for c, _ in self.outcome.claims),
+                *(held.claim for held in self.live.values()),
+            )
+            for condition in claim.conditions
+            if condition.name == "x_max"
+        )
+
+    def check(self, step: int, evidence: Evidence) -> list[CertificateEvent]:
+        """Guard the claims in force and look for new ones; needs the gradients of the step.
+
+        Args:
+            step: optimizer updates completed.
+            evidence: what the check saw.
+        """
+        graphs, problem = _distinct(self._graphs), self.problem
+        evidence = replace(evidence, passes=self._passes, accumulations=self._counter.stop())
+        self.clear()
+        self.fresh = evidence.finite and not problem
+        if not self.fresh:
+            # A step with NaN or Inf proves and disproves nothing.
+            return []
+        self._checks += 1
+        found = self.owners = self._find_owners()
+        events: list[CertificateEvent] = list(self._guard(step, graphs, found, evidence))
+        self._prove(graphs, found)
+        events += self._revoke_unproven(step)
+        events += self._issue(step, evidence)
+        events += self._refuse(step)
+        return events
+
+    def _prove(self, graphs: Sequence[Graph], found: Mapping[int, Owner]) -> None:
+        """Prove anew, unless all that the last outcome rests on is as it was."""
+        forms = [self._form(graph) for graph in graphs]
+        now = read_values(graphs, forms)
+        key = (tuple(map(id, graphs)), [fingerprint(now, form) for form in forms])
+        before = self.outcome
+        if before is None or key != self._key or not _as_before(before, now, found):
+            held = self._claimed
+            self.outcome, self._key = examine_values(graphs, found, forms, now, held), key
+
+    def _form(self, graph: Graph) -> Structure:
+        held = self._forms.get(id(graph))
+        if held is None or held[0] is not graph:
+            held = self._forms[id(graph)] = (graph, structure(graph))
+        return held[1]
+
+    def _claimed(self, parameter: Tensor, axis: int, cls: CertificateClass) -> NDArray[np.bool_]:
+        found = np.zeros(parameter.shape[axis], np.bool_)
+        for held in self.live.values():
+            if held.claim.cls is cls and held.place.parameter is parameter:
+                found[held.place.indices()[held.rows]] = True
+        return found
+
+    def certified(self, parameter: Tensor, axis: int) -> NDArray[np.bool_]:
+        """Return which output features of a weight have a certificate in force that lasts."""
+        return self._claimed(parameter, axis, CertificateClass.ABSORBING) | self._claimed(
+            parameter, axis, CertificateClass.BOUNDED
+        )
+
+    def drop(self, layer: str, units: Collection[int] | None = None) -> None:
+        """Forget the claims about a layer whose weights were changed on purpose.
+
+        Args:
+            layer: the module.
+            units: rows of its weight that were changed; None for all. Heads are forgotten together.
+        """
+        self.live = {
+            key: held
+            for key, held in self.live.items()
+            if key[0] != layer
+            or (units is not None and key[1] is not UnitKind.HEAD and key[3] not in units)
+        }
+        self._key = None
+
+    def _find_owners(self) -> dict[int, Owner]:
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    rate = abs(float(group.get("lr", 0.0)))
+                    self._lr_seen[id(parameter)] = max(self._lr_seen.get(id(parameter), 0.0), rate)
+        found = owners(
+            self._layers,
+            self._optimizers,
+            tensors=(*self._model.parameters(), *self._model.buffers()),
+            lr_max=self._lr_max,
+            seen_lr=self._lr_seen,
+            asserted=self._asserted,
+        )
+        self._names = {key: owner.name for key, owner in found.items()}
+        return found
+
+    def _guard(
+        self,
+        step: int,
+        graphs: Sequence[Graph],
+        found: Mapping[int, Owner],
+        evidence: Evidence,
+    ) -> Iterator[CertificateRevoked]:
+        reasons = broken(
+            {
+                key: (held.claim, held.place, held.rows, held.rates)
+                for key, held in self.live.items()
+            },
+            graphs,
+            found,
+            evidence,
+        )
+        yield from self._revoke(step, reasons)
+
+    def _revoke(self, step: int, reasons: Mapping[Key, str]) -> Iterator[CertificateRevoked]:
+        groups: dict[tuple[str, CertificateClass, str], list[int]] = {}
+        for key, reason in reasons.items():
+            layer, _, cls, unit = key
+            del self.live[key]
+            self._key = None
+            groups.setdefault((layer, cls, reason), []).append(unit)
+        for (layer, cls, reason), units in groups.items():
+            yield CertificateRevoked(
+                step=step, layer=layer, units=tuple(sorted(units)), cls=cls, reason=reason
+            )
+
+    def _revoke_unproven(self, step: int) -> Iterator[CertificateRevoked]:
+        assert self.outcome is not None  # noqa: S101 - set by the caller
+        proven = {key for claim, _ in self.outcome.claims for key in _keys(claim)}
+        # What is proven absorbing is more than what was claimed before.
+        reasons = {}
+        for key in self.live:
+            layer, kind, _, unit = key
+            if key not in proven and (layer, kind, CertificateClass.ABSORBING, unit) not in proven:
+                reasons[key] = self._why(layer, unit)
+        yield from self._revoke(step, reasons)
+
+    def _why(self, layer: str, unit: int) -> str:
+        assert self.outcome is not None  # noqa: S101 - set by the caller
+        for refusal, _ in self.outcome.refusals:
+            if refusal.layer == layer and unit in refusal.units:
+                return refusal.reason
+        return "the proof cannot be repeated: the weights, the optimizer or the graph have changed"
+
+    def _issue(self, step: int, evidence: Evidence) -> Iterator[Certificate]:
+        assert self.outcome is not None  # noqa: S101 - set by the caller
+        for claim, place in self.outcome.claims:
+            fresh = [
+                unit
+                for unit, key in zip(claim.units, _keys(claim), strict=True)
+                if key not in self.live
+            ]
+            for key in _keys(claim):
+                if key in self.live:
+                    self.live[key].checks += 1
+            if not fresh or not evidence.allows(claim):
+                continue
+            whole = claim.kind is UnitKind.HEAD
+            for number, (unit, key) in enumerate(zip(claim.units, _keys(claim), strict=True)):
+                if unit in fresh:
+                    rows = slice(None) if whole else slice(number, number + 1)
+                    self.live[key] = Live(claim, place, rows, self.outcome.rates, step)
+            yield Certificate(
+                step=step,
+                layer=claim.layer,
+                units=tuple(fresh),
+                cls=claim.cls,
+                unit_kind=claim.kind,
+                optimizer=claim.optimizer,
+                conditions=claim.conditions,
+                still=claim.still,
+                initial=self._checks == 1,
+                trace=claim.trace,
+                graph=claim.graph,
+                engine=claim.engine,
+            )
+
+    def _refuse(self, step: int) -> Iterator[CertificateRefused]:
+        """Say why units that look dead and had no gradient are not certified; once each."""
+        assert self.outcome is not None  # noqa: S101 - set by the caller
+        for refusal, place in self.outcome.refusals:
+            fresh = [
+                unit
+                for unit in refusal.units
+                if (refusal.layer, unit, refusal.reason) not in self._seen.refused
+            ]
+            if not fresh or bool(place.gradients().any()):
+                continue
+            self._seen.refused |= {(refusal.layer, unit, refusal.reason) for unit in fresh}
+            yield CertificateRefused(
+                step=step, layer=refusal.layer, units=tuple(fresh), reason=refusal.reason
+            )
+
+
+def _keys(claim: Claim) -> list[Key]:
+    return [(claim.layer, claim.kind, claim.cls, unit) for unit in claim.units]
+
+
+def _distinct(graphs: Sequence[Graph]) -> list[Graph]:
+    """Return the graphs that differ: micro-batches of one form are proven once."""
+    return list({id(graph): graph for graph in graphs}.values())
+
+
+def _as_before(outcome: Outcome, now: Mapping[int, Signs], owners: Mapping[int, Owner]) -> bool:
+    """Whether the facts that an outcome rests on still hold, and last as they did.
+
+    The graphs and the candidates are the same, so only the parameters of its proofs matter. With
+    limits, which depend on numbers, it is proven anew.
+    """
+    ideal = outcome.proofs.get(CertificateClass.CLOSED_NOW)
+    if ideal is None:
+        # Nothing was worth a proof; norms that limits might close have appeared, or not.
+        return find_limits(outcome.graphs, owners) is None
+    if CertificateClass.BOUNDED in outcome.proofs:
+        return False
+    parameters = parameters_of(outcome.graphs)
+    for key, facts in ideal.facts.items():
+        if not facts.known:
+            continue
+        leaf, before = lasting_leaf(parameters[key], now[key], owners[key]), outcome.leaves[key]
+        if leaf.reason != before.reason:
+            return False
+        for name in ("zero", "neg", "pos"):
+            used: Mask = getattr(facts, name)
+            if not meet(getattr(leaf.now, name), used).same(meet(getattr(before.now, name), used)):
+                return False
+            lasts, lasted = getattr(leaf.lasting, name), getattr(before.lasting, name)
+            if not meet(lasts, used).same(meet(lasted, used)):
+                return False
+    return True

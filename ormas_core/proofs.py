@@ -1,0 +1,152 @@
+"""What the monitor does with the certificate engine, channel health and repair at each check."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ormas_core.certificates import CertificateWatch, ChannelHealth, Evidence
+from ormas_core.config import MonitorConfig
+from ormas_core.events import Event
+from ormas_core.hooks import Reading, Selection
+from ormas_core.repairs import RepairMode, Repairs
+from ormas_core.terms import CERTIFICATES, Mechanism, MechanismState
+
+_DEPTH: Final = 4
+_LIMIT: Final = 300
+_CACHES: Final = frozenset({"past_key_values"})
+"""Outputs of transformers models that no loss is computed from."""
+
+
+class Proofs:
+    """Certificates and channel health of one run.
+
+    Args:
+        selection: the model; all its layers are examined, watched or not.
+        optimizers: all that write its parameters.
+        config: settings of the run.
+        repair: see `Repairs`.
+
+    Raises:
+        ConfigError: `repair` cannot be used here.
+    """
+
+    def __init__(
+        self,
+        selection: Selection,
+        optimizers: Sequence[Optimizer],
+        config: MonitorConfig,
+        repair: RepairMode = False,
+    ) -> None:
+        self._watch = CertificateWatch(
+            selection.model,
+            [(layer.name, layer.module) for layer in selection.owners],
+            optimizers,
+            lr_max=config.lr_max,
+            asserted=config.certify_optimizers,
+        )
+        self._health = ChannelHealth(config.patience)
+        self._repairs = Repairs(repair, selection, optimizers, config)
+        self._has_optimizer = bool(optimizers)
+        self._proven = False
+        self._problem = self._failed = ""
+
+    @property
+    def watched_inputs(self) -> frozenset[str]:
+        """Layers whose input's size the next check should measure."""
+        return self._watch.watched_inputs
+
+    def arm(self) -> None:
+        """Get ready for a step that is sampled."""
+        if not self._failed:
+            self._watch.arm()
+
+    def note(self, output: Any) -> None:
+        """Read the graph behind a loss, or behind the outputs of a model, however nested."""
+        if self._failed:
+            return
+        try:
+            roots = [t for t in tensors(output) if t.grad_fn is not None]
+            if roots:
+                self._watch.note(roots)
+        except Exception as error:  # noqa: BLE001 - an odd graph costs the proofs, not the run
+            self._fail(error)
+
+    def forget(self) -> None:
+        """Let go of the model and the optimizers; no further check will come."""
+        self._watch.clear()
+        self._watch, self._health = CertificateWatch(nn.Module(), [], []), ChannelHealth(1)
+        self._repairs.forget()
+
+    def check(self, reading: Reading) -> list[Event]:
+        """Return what the check says of certificates and channels."""
+        self._repairs.begin()
+        if self._failed:
+            self._repairs.abstain()
+            return []
+        events: list[Event] = []
+        try:
+            events.extend(self._check(reading))
+        except Exception as error:  # noqa: BLE001 - what failed here must not stop the monitor
+            self._fail(error)
+            self._repairs.abstain()
+        return events
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = f"the engine failed and stopped: {type(error).__name__}: {error}"[:_LIMIT]
+        self._watch.clear()
+
+    def _check(self, reading: Reading) -> Iterator[Event]:
+        measurement = reading.measurement
+        loss = measurement.loss
+        finite = not measurement.nonfinite and (loss is None or loss - loss == 0.0)
+        evidence = Evidence(
+            finite=finite,
+            channel_max=reading.channel_max,
+            input_peak=reading.input_peak,
+        )
+        if finite:
+            self._health.note(reading.channel_max)
+        self._problem = self._watch.problem
+        yield from self._watch.check(measurement.step, evidence)
+        if self._watch.fresh:
+            self._proven = True
+            yield from self._health.update(measurement.step, self._watch)
+        yield from self._repairs.check(measurement.step, self._watch, self._health)
+
+    def mechanisms(self) -> Iterator[Mechanism]:
+        """Yield whether certificates and repair are at work, and why not."""
+        yield self._repairs.mechanism(proven=self._proven, problem=self._problem)
+        if self._failed:
+            yield Mechanism(
+                name=CERTIFICATES, state=MechanismState.UNOBSERVABLE, reason=self._failed
+            )
+        elif self._proven and self._has_optimizer:
+            yield Mechanism(name=CERTIFICATES, state=MechanismState.ACTIVE)
+        elif self._proven:
+            yield Mechanism(
+                name=CERTIFICATES,
+                state=MechanismState.PARTIAL,
+                reason="no torch optimizer was given: only what is closed now can be proven",
+            )
+        else:
+            yield Mechanism(
+                name=CERTIFICATES,
+                state=MechanismState.UNOBSERVABLE,
+                reason=self._problem
+                or "no loss with a graph was given: pass the loss tensor itself",
+            )
+
+
+def tensors(output: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
+    """Yield the tensors of a model's output, some levels deep; caches of keys and values aside."""
+    if isinstance(output, Tensor):
+        yield output
+    elif depth and isinstance(output, Mapping):
+        for key, value in output.items():
+            if key not in _CACHES:
+                yield from tensors(value, depth - 1)
+    elif depth and isinstance(output, list | tuple):
+        for value in output:
+            yield from tensors(value, depth - 1)
