@@ -30,8 +30,9 @@ class MonitorConfig:
         skipped_steps_limit: consecutive updates skipped by a loss scaler from which the run is
             said not to learn. A scaler that starts at 65,536 skips at most 16 on its way to 1.
         anchor_every: checks between two anchors (record heads sent to the sinks).
-        patience: checks after which a channel observation is reported. Recorded; it takes effect
-            with channel health, which this version does not have.
+        patience: checks in a row without a token after which an expert can be said to starve.
+        slope_min_layers: layers of one kind that a steady slope of gradients must run through.
+        slope_min_decades: factors of ten from one end of such a slope to the other.
     """
 
     layers: tuple[str, ...] | None = None
@@ -46,6 +47,8 @@ class MonitorConfig:
     skipped_steps_limit: int = 25
     anchor_every: int = 20
     patience: int = 4
+    slope_min_layers: int = 8
+    slope_min_decades: float = 8.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _patterns(self.layers))
@@ -78,12 +81,14 @@ _INTEGERS: Final[Mapping[str, int]] = {
     "skipped_steps_limit": 1,
     "anchor_every": 1,
     "patience": 1,
+    "slope_min_layers": 6,
 }
 _NUMBERS: Final[Mapping[str, float]] = {
     "sigma": 0.0,
     "alarm_min_decades": 0.0,
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
+    "slope_min_decades": 1.0,
 }
 
 

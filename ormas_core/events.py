@@ -9,9 +9,10 @@ Where each is said, in a training loop::
         monitor.step(loss)                   # every `check_every` steps: a Measurement, and
                                              #   NoGradients, LossReduced, NonfiniteLoss,
                                              #   NonfiniteGradient, SkippedStep, NotLearning,
-                                             #   Alarm, AlarmCleared, LossSpike, LossRecovered;
-                                             #   now and then an Anchor; at any time a
-                                             #   SinkError or a MonitorError
+                                             #   Alarm, AlarmCleared, GradientSlope,
+                                             #   ExpertsStarving, ExpertUsage, LossSpike,
+                                             #   LossRecovered; now and then an Anchor; at any
+                                             #   time a SinkError or a MonitorError
         optimizer.step()
     monitor.close()                          # RunEnd, Anchor
 
@@ -23,10 +24,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.config import MonitorConfig
 from ormas_core.terms import (
     ChannelSummary,
     Diagnosis,
+    EventBase,
+    ExpertRows,
     Mechanism,
     NonfiniteCount,
     OutputGradient,
@@ -37,16 +41,7 @@ from ormas_core.terms import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    step: int
-    time_ns: int = 0
-
-    kind: ClassVar[str]
-    severity: ClassVar[Severity] = Severity.INFO
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart(_Event):
+class RunStart(EventBase):
     """A run, or a further segment of one, begins.
 
     Attributes:
@@ -81,7 +76,7 @@ class RunStart(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest(_Event):
+class Manifest(EventBase):
     """What is observed in this run and what is not, with the reason. The latest one counts."""
 
     kind: ClassVar[str] = "manifest"
@@ -89,7 +84,7 @@ class Manifest(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement(_Event):
+class Measurement(EventBase):
     """What one check read: a row of `metrics.jsonl` and the only input of the alarm rules.
 
     Attributes:
@@ -105,6 +100,11 @@ class Measurement(_Event):
         nonfinite: layers with non-finite gradient elements, in backward order.
         outputs: in backward order, whether the gradient at each module's output was finite; filled
             only when `nonfinite` is not empty.
+        output_peaks: largest absolute gradient at each layer's output, unscaled, in the order of
+            `layers`; None where none was seen, and empty where that is so of all.
+        gradient_type: the narrowest type of the gradients at outputs, or of the parameters' where
+            those were not seen; empty where there were none.
+        experts: how rows were spread over sibling modules of which each gets a part.
         channels: channel maxima of the layers whose outputs were seen.
         cost_ns: time the training thread spent on reading this check.
     """
@@ -120,6 +120,9 @@ class Measurement(_Event):
     norms: tuple[float | None, ...] = ()
     nonfinite: tuple[NonfiniteCount, ...] = ()
     outputs: tuple[OutputGradient, ...] = ()
+    output_peaks: tuple[float | None, ...] = ()
+    gradient_type: str = ""
+    experts: tuple[ExpertRows, ...] = ()
     channels: tuple[ChannelSummary, ...] = ()
     cost_ns: int = 0
 
@@ -130,7 +133,7 @@ class Measurement(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm(_Event):
+class Alarm(EventBase):
     """A layer's gradient left its own baseline. One per episode; `AlarmCleared` ends it.
 
     Attributes:
@@ -153,7 +156,7 @@ class Alarm(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmCleared(_Event):
+class AlarmCleared(EventBase):
     """A layer's gradient is back at its baseline."""
 
     kind: ClassVar[str] = "alarm_cleared"
@@ -165,7 +168,7 @@ class AlarmCleared(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSpike(_Event):
+class LossSpike(EventBase):
     """The loss jumped above its baseline. `LossRecovered` ends the episode."""
 
     kind: ClassVar[str] = "loss_spike"
@@ -176,7 +179,7 @@ class LossSpike(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossRecovered(_Event):
+class LossRecovered(EventBase):
     """The loss is back at its baseline."""
 
     kind: ClassVar[str] = "loss_recovered"
@@ -186,7 +189,7 @@ class LossRecovered(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteLoss(_Event):
+class NonfiniteLoss(EventBase):
     """The loss is NaN or infinite. One per episode."""
 
     kind: ClassVar[str] = "nonfinite_loss"
@@ -195,7 +198,7 @@ class NonfiniteLoss(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteGradient(_Event):
+class NonfiniteGradient(EventBase):
     """Gradients are NaN or infinite. One per episode, and again when the first layer changes.
 
     Attributes:
@@ -219,7 +222,7 @@ class NonfiniteGradient(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedStep(_Event):
+class SkippedStep(EventBase):
     """A loss scaler will skip this update because gradients overflowed: normal now and then."""
 
     kind: ClassVar[str] = "skipped_step"
@@ -229,7 +232,7 @@ class SkippedStep(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotLearning(_Event):
+class NotLearning(EventBase):
     """No update has been applied for a while: the loss scaler skips every one.
 
     Attributes:
@@ -250,7 +253,7 @@ class NotLearning(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoGradients(_Event):
+class NoGradients(EventBase):
     """A check saw no gradient anywhere. Said once; `counts` of the run end has the number.
 
     Attributes:
@@ -266,7 +269,7 @@ class NoGradients(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossReduced(_Event):
+class LossReduced(EventBase):
     """The loss was given with several elements and its mean is recorded. Said once."""
 
     kind: ClassVar[str] = "loss_reduced"
@@ -274,7 +277,7 @@ class LossReduced(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkError(_Event):
+class SinkError(EventBase):
     """A sink failed and was dropped; training and the other sinks go on."""
 
     kind: ClassVar[str] = "sink_error"
@@ -284,7 +287,7 @@ class SinkError(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorError(_Event):
+class MonitorError(EventBase):
     """The monitor itself failed and stopped watching; training goes on."""
 
     kind: ClassVar[str] = "monitor_error"
@@ -293,7 +296,7 @@ class MonitorError(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor(_Event):
+class Anchor(EventBase):
     """Pins both files at a moment, and goes to the sinks, so that a copy exists elsewhere.
 
     Attributes:
@@ -311,7 +314,7 @@ class Anchor(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd(_Event):
+class RunEnd(EventBase):
     """A run, or a segment of one, ends.
 
     Attributes:
@@ -337,6 +340,9 @@ Event = (
     | Measurement
     | Alarm
     | AlarmCleared
+    | GradientSlope
+    | ExpertsStarving
+    | ExpertUsage
     | LossSpike
     | LossRecovered
     | NonfiniteLoss
@@ -357,6 +363,9 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
     "measurement": Measurement,
     "alarm": Alarm,
     "alarm_cleared": AlarmCleared,
+    "gradient_slope": GradientSlope,
+    "experts_starving": ExpertsStarving,
+    "expert_usage": ExpertUsage,
     "loss_spike": LossSpike,
     "loss_recovered": LossRecovered,
     "nonfinite_loss": NonfiniteLoss,

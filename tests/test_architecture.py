@@ -27,6 +27,7 @@ ADAPTERS: Final = {
 """Adapter -> the frameworks it may import beside the standard library and `ormas_core`."""
 
 LAYERS: Final = {
+    "across": 0,
     "errors": 0,
     "config": 0,
     "events": 0,
