@@ -103,7 +103,7 @@ def _describe_slope(event: GradientSlope) -> str:
     limit = "overflow" if event.trend is Trend.GROWING else "underflow"
     text = (
         f"Gradients {signal} are {event.trend} within one backward pass: geometrically, "
-        f"x{event.factor:.3g} per layer from {event.first} to {event.last} ({event.layers} layers, "
+        f"x{event.factor:.2g} per layer from {event.first} to {event.last} ({event.layers} layers, "
         f"{event.first_value:.1e} to {event.last_value:.1e})"
     )
     if event.beyond is not None:

@@ -215,7 +215,7 @@ def _starving(event: ExpertsStarving) -> tuple[str, str]:
 
 def _slope(event: GradientSlope) -> tuple[str, str]:
     where = f"from {event.first} to {event.last}"
-    return event.trend.value, f"x{event.factor:.3g} per layer {where}, {event.layers} layers"
+    return event.trend.value, f"x{event.factor:.2g} per layer {where}, {event.layers} layers"
 
 
 def _not_learning(event: NotLearning) -> tuple[str, str]:
