@@ -56,9 +56,17 @@ def expert_groups(named: Sequence[tuple[str, nn.Module]]) -> tuple[ExpertGroup, 
 
 
 def fused_experts(name: str, module: nn.Module) -> bool:
-    """Whether a module seems to hold many experts in one parameter: it is called an expert's."""
-    return _WORD in f"{name} {type(module).__name__}".lower() and any(
-        not nn.parameter.is_lazy(p) and p.dim() > _MATRIX for p in module.parameters(recurse=False)
+    """Whether a module seems to hold many experts in one parameter: it is called an expert's.
+
+    Weights of convolutions have three dimensions or more by themselves.
+    """
+    return (
+        _WORD in f"{name} {type(module).__name__}".lower()
+        and not isinstance(module, _torch.CONVOLUTION | nn.Bilinear)
+        and any(
+            not nn.parameter.is_lazy(p) and p.dim() > _MATRIX
+            for p in module.parameters(recurse=False)
+        )
     )
 
 

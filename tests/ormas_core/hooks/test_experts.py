@@ -167,6 +167,14 @@ def test_the_manifest_says_whose_experts_are_seen(tmp_path: Path) -> None:
     assert lines(nn.Linear(4, 4), tmp_path / "plain") == []
 
 
+def test_experts_that_are_convolutions_are_not_fused() -> None:
+    """Their weights have more than two dimensions, one expert each."""
+    net = nn.Module()
+    net.experts = nn.ModuleList(nn.Conv1d(2, 2, 1) for _ in range(3))
+    assert select(net, None).fused == ()
+    assert len(select(net, None).experts) == 1
+
+
 def test_experts_that_are_never_called_are_unobservable(tmp_path: Path) -> None:
     """Their parameters may be used by other ways."""
 
