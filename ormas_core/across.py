@@ -6,11 +6,12 @@ They are part of the vocabulary of `ormas_core.events`, which says where each is
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ormas_core.terms import EventBase, ExpertShare, Severity, Signal, Trend
+from ormas_core.event_base import BaseEvent
+from ormas_core.terms import ExpertShare, Severity, Signal, Trend
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GradientSlope(EventBase):
+class GradientSlope(BaseEvent):
     """Within one backward pass, gradients grow or vanish by a steady factor. One per episode.
 
     Attributes:
@@ -44,7 +45,7 @@ class GradientSlope(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertUsage(EventBase):
+class ExpertUsage(BaseEvent):
     """The usage of one container's experts has changed its level, and none starves anew.
 
     Attributes:
@@ -64,7 +65,7 @@ class ExpertUsage(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsStarving(EventBase):
+class ExpertsStarving(BaseEvent):
     """Experts of one container get no rows any more, or never did. Again when another one joins.
 
     Attributes:

@@ -26,10 +26,10 @@ from typing import ClassVar, Final
 
 from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.config import MonitorConfig
+from ormas_core.event_base import BaseEvent
 from ormas_core.terms import (
     ChannelSummary,
     Diagnosis,
-    EventBase,
     ExpertRows,
     Mechanism,
     NonfiniteCount,
@@ -41,7 +41,7 @@ from ormas_core.terms import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart(EventBase):
+class RunStart(BaseEvent):
     """A run, or a further segment of one, begins.
 
     Attributes:
@@ -76,7 +76,7 @@ class RunStart(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest(EventBase):
+class Manifest(BaseEvent):
     """What is observed in this run and what is not, with the reason. The latest one counts."""
 
     kind: ClassVar[str] = "manifest"
@@ -84,7 +84,7 @@ class Manifest(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement(EventBase):
+class Measurement(BaseEvent):
     """What one check read: a row of `metrics.jsonl` and the only input of the alarm rules.
 
     Attributes:
@@ -133,7 +133,7 @@ class Measurement(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm(EventBase):
+class Alarm(BaseEvent):
     """A layer's gradient left its own baseline. One per episode; `AlarmCleared` ends it.
 
     Attributes:
@@ -156,7 +156,7 @@ class Alarm(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmCleared(EventBase):
+class AlarmCleared(BaseEvent):
     """A layer's gradient is back at its baseline."""
 
     kind: ClassVar[str] = "alarm_cleared"
@@ -168,7 +168,7 @@ class AlarmCleared(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSpike(EventBase):
+class LossSpike(BaseEvent):
     """The loss jumped above its baseline. `LossRecovered` ends the episode."""
 
     kind: ClassVar[str] = "loss_spike"
@@ -179,7 +179,7 @@ class LossSpike(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossRecovered(EventBase):
+class LossRecovered(BaseEvent):
     """The loss is back at its baseline."""
 
     kind: ClassVar[str] = "loss_recovered"
@@ -189,7 +189,7 @@ class LossRecovered(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteLoss(EventBase):
+class NonfiniteLoss(BaseEvent):
     """The loss is NaN or infinite. One per episode."""
 
     kind: ClassVar[str] = "nonfinite_loss"
@@ -198,7 +198,7 @@ class NonfiniteLoss(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteGradient(EventBase):
+class NonfiniteGradient(BaseEvent):
     """Gradients are NaN or infinite. One per episode, and again when the first layer changes.
 
     Attributes:
@@ -222,7 +222,7 @@ class NonfiniteGradient(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedStep(EventBase):
+class SkippedStep(BaseEvent):
     """A loss scaler will skip this update because gradients overflowed: normal now and then."""
 
     kind: ClassVar[str] = "skipped_step"
@@ -232,7 +232,7 @@ class SkippedStep(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotLearning(EventBase):
+class NotLearning(BaseEvent):
     """No update has been applied for a while: the loss scaler skips every one.
 
     Attributes:
@@ -253,7 +253,7 @@ class NotLearning(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoGradients(EventBase):
+class NoGradients(BaseEvent):
     """A check saw no gradient anywhere. Said once; `counts` of the run end has the number.
 
     Attributes:
@@ -269,7 +269,7 @@ class NoGradients(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossReduced(EventBase):
+class LossReduced(BaseEvent):
     """The loss was given with several elements and its mean is recorded. Said once."""
 
     kind: ClassVar[str] = "loss_reduced"
@@ -277,7 +277,7 @@ class LossReduced(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkError(EventBase):
+class SinkError(BaseEvent):
     """A sink failed and was dropped; training and the other sinks go on."""
 
     kind: ClassVar[str] = "sink_error"
@@ -287,7 +287,7 @@ class SinkError(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorError(EventBase):
+class MonitorError(BaseEvent):
     """The monitor itself failed and stopped watching; training goes on."""
 
     kind: ClassVar[str] = "monitor_error"
@@ -296,7 +296,7 @@ class MonitorError(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor(EventBase):
+class Anchor(BaseEvent):
     """Pins both files at a moment, and goes to the sinks, so that a copy exists elsewhere.
 
     Attributes:
@@ -314,7 +314,7 @@ class Anchor(EventBase):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd(EventBase):
+class RunEnd(BaseEvent):
     """A run, or a segment of one, ends.
 
     Attributes:

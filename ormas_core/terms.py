@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Final
 
 
 class Severity(StrEnum):
@@ -11,17 +11,6 @@ class Severity(StrEnum):
     INFO = "info"
     WARNING = "warning"
     CRITICAL = "critical"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventBase:
-    """What every event has."""
-
-    step: int
-    time_ns: int = 0
-
-    kind: ClassVar[str]
-    severity: ClassVar[Severity] = Severity.INFO
 
 
 class Diagnosis(StrEnum):
