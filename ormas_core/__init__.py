@@ -7,6 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from ormas_core.across import ExpertsStarving as ExpertsStarving
+    from ormas_core.across import ExpertUsage as ExpertUsage
+    from ormas_core.across import GradientSlope as GradientSlope
     from ormas_core.alarms import AlarmEngine as AlarmEngine
     from ormas_core.alarms import Rule as Rule
     from ormas_core.certificate_events import Certificate as Certificate
@@ -73,16 +76,21 @@ if TYPE_CHECKING:
     from ormas_core.terms import ChannelLevel as ChannelLevel
     from ormas_core.terms import ChannelSummary as ChannelSummary
     from ormas_core.terms import Diagnosis as Diagnosis
+    from ormas_core.terms import ExpertRows as ExpertRows
+    from ormas_core.terms import ExpertShare as ExpertShare
     from ormas_core.terms import Mechanism as Mechanism
     from ormas_core.terms import MechanismState as MechanismState
     from ormas_core.terms import NonfiniteCount as NonfiniteCount
     from ormas_core.terms import OutputGradient as OutputGradient
     from ormas_core.terms import Severity as Severity
+    from ormas_core.terms import Signal as Signal
     from ormas_core.terms import Stage as Stage
     from ormas_core.terms import Status as Status
+    from ormas_core.terms import Trend as Trend
     from ormas_core.version import VERSION as __version__  # noqa: N811 - the conventional name
 
 _HOMES: Final = {
+    "across": ("ExpertUsage", "ExpertsStarving", "GradientSlope"),
     "alarms": ("AlarmEngine", "Rule"),
     "certificate_events": (
         "Certificate",
@@ -146,13 +154,17 @@ _HOMES: Final = {
         "ChannelLevel",
         "ChannelSummary",
         "Diagnosis",
+        "ExpertRows",
+        "ExpertShare",
         "Mechanism",
         "MechanismState",
         "NonfiniteCount",
         "OutputGradient",
         "Severity",
+        "Signal",
         "Stage",
         "Status",
+        "Trend",
     ),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

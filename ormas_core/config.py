@@ -31,11 +31,14 @@ class MonitorConfig:
             said not to learn. A scaler that starts at 65,536 skips at most 16 on its way to 1.
         anchor_every: checks between two anchors (record heads sent to the sinks).
         patience: checks without a positive output after which a channel is reported as silent, and
-            after which a flat, decayed or silent one is repaired.
+            after which a flat, decayed or silent one is repaired; and checks in a row without a
+            token after which an expert can be said to starve.
         lr_max: learning rate that certificates must cover; None for ten times the largest seen.
         certify_optimizers: class names of further optimizers of which you vouch that a zero
             gradient and zero state move nothing.
         seed: seed of the numbers that repairs draw.
+        slope_min_layers: layers of one kind that a steady slope of gradients must run through.
+        slope_min_decades: factors of ten from one end of such a slope to the other.
     """
 
     layers: tuple[str, ...] | None = None
@@ -53,6 +56,8 @@ class MonitorConfig:
     lr_max: float | None = None
     certify_optimizers: tuple[str, ...] = ()
     seed: int = 0
+    slope_min_layers: int = 8
+    slope_min_decades: float = 8.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _patterns(self.layers))
@@ -89,12 +94,14 @@ _INTEGERS: Final[Mapping[str, int]] = {
     "anchor_every": 1,
     "patience": 1,
     "seed": 0,
+    "slope_min_layers": 6,
 }
 _NUMBERS: Final[Mapping[str, float]] = {
     "sigma": 0.0,
     "alarm_min_decades": 0.0,
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
+    "slope_min_decades": 1.0,
 }
 
 

@@ -9,10 +9,11 @@ Where each is said, in a training loop::
         monitor.step(loss)                   # every `check_every` steps: a Measurement, and
                                              #   NoGradients, LossReduced, NonfiniteLoss,
                                              #   NonfiniteGradient, SkippedStep, NotLearning,
-                                             #   Alarm, AlarmCleared, LossSpike, LossRecovered,
-                                             #   Certificate, CertificateRefused,
-                                             #   CertificateRevoked, Channels, ChannelsCleared,
-                                             #   Repair;
+                                             #   Alarm, AlarmCleared, GradientSlope,
+                                             #   ExpertsStarving, ExpertUsage, LossSpike,
+                                             #   LossRecovered, Certificate,
+                                             #   CertificateRefused, CertificateRevoked,
+                                             #   Channels, ChannelsCleared, Repair;
                                              #   now and then an Anchor; at any time a
                                              #   SinkError or a MonitorError
         optimizer.step()
@@ -26,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
     Certificate,
     CertificateRefused,
@@ -39,6 +41,7 @@ from ormas_core.event_base import BaseEvent
 from ormas_core.terms import (
     ChannelSummary,
     Diagnosis,
+    ExpertRows,
     Mechanism,
     NonfiniteCount,
     OutputGradient,
@@ -108,6 +111,11 @@ class Measurement(BaseEvent):
         nonfinite: layers with non-finite gradient elements, in backward order.
         outputs: in backward order, whether the gradient at each module's output was finite; filled
             only when `nonfinite` is not empty.
+        output_peaks: largest absolute gradient at each layer's output, unscaled, in the order of
+            `layers`; None where none was seen, and empty where that is so of all.
+        gradient_type: the narrowest type of the gradients at outputs, or of the parameters' where
+            those were not seen; empty where there were none.
+        experts: how rows were spread over sibling modules of which each gets a part.
         channels: channel maxima of the layers whose outputs were seen.
         cost_ns: time the training thread spent on reading this check.
     """
@@ -123,6 +131,9 @@ class Measurement(BaseEvent):
     norms: tuple[float | None, ...] = ()
     nonfinite: tuple[NonfiniteCount, ...] = ()
     outputs: tuple[OutputGradient, ...] = ()
+    output_peaks: tuple[float | None, ...] = ()
+    gradient_type: str = ""
+    experts: tuple[ExpertRows, ...] = ()
     channels: tuple[ChannelSummary, ...] = ()
     cost_ns: int = 0
 
@@ -340,6 +351,9 @@ Event = (
     | Measurement
     | Alarm
     | AlarmCleared
+    | GradientSlope
+    | ExpertsStarving
+    | ExpertUsage
     | LossSpike
     | LossRecovered
     | NonfiniteLoss
@@ -366,6 +380,9 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
     "measurement": Measurement,
     "alarm": Alarm,
     "alarm_cleared": AlarmCleared,
+    "gradient_slope": GradientSlope,
+    "experts_starving": ExpertsStarving,
+    "expert_usage": ExpertUsage,
     "loss_spike": LossSpike,
     "loss_recovered": LossRecovered,
     "nonfinite_loss": NonfiniteLoss,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from ormas_core.across import ExpertsStarving, GradientSlope
 from ormas_core.certificate_events import Channels, ChannelsCleared, Repair
 from ormas_core.events import (
     Alarm,
@@ -24,13 +25,29 @@ from ormas_core.events import (
 )
 from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Severity, Status
 
-TROUBLE: Final = (Alarm, LossSpike, NonfiniteLoss, NonfiniteGradient, NotLearning)
+TROUBLE: Final = (
+    Alarm,
+    GradientSlope,
+    ExpertsStarving,
+    LossSpike,
+    NonfiniteLoss,
+    NonfiniteGradient,
+    NotLearning,
+)
 """The kinds of event that count as alarms of a run."""
 
 GAPS: Final = (MechanismState.OFF, MechanismState.PARTIAL, MechanismState.UNOBSERVABLE)
 """Manifest states in which something that is there is not fully observed."""
 
-Trouble = Alarm | LossSpike | NonfiniteLoss | NonfiniteGradient | NotLearning
+Trouble = (
+    Alarm
+    | GradientSlope
+    | ExpertsStarving
+    | LossSpike
+    | NonfiniteLoss
+    | NonfiniteGradient
+    | NotLearning
+)
 
 _BLIND: Final = "checks_without_gradients"
 

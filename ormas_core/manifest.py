@@ -14,6 +14,7 @@ from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, 
 from ormas_core.version import RECORD_SCHEMA, VERSION
 
 _STAGE: Final = "gradient_stage"
+_EXPERTS: Final = "expert_usage"
 
 
 def first_lines(
@@ -24,6 +25,7 @@ def first_lines(
         *_gradient_norms(selection),
         _stage_line(host.stage),
         *_forward(selection),
+        *_experts(selection),
         _optimizer(optimizer),
         _scaling(scaler),
         *_distributed(world_size),
@@ -75,6 +77,7 @@ class Sightings:
         self._first = self._said = tuple(first)
         self._warmup = warmup
         self._compiled = bool(selection.compiled)
+        self._experts = {group.container for group in selection.experts if group.named}
         readable = [ly for ly in selection.layers if ly.name not in selection.sharded]
         # Layers that could have a gradient -> checks in which they had one that is not zero.
         self._seen = {ly.name: 0 for ly in readable if next(ly.trainable(), None) is not None}
@@ -97,6 +100,7 @@ class Sightings:
             seen = self._seen.setdefault(name, 0)
             self._seen[name] = seen + (norm is not None and norm != 0.0)
         self._called |= reading.called
+        self._experts -= {found.container for found in measurement.experts}
         self._forward_failures.update(reading.forward_failures)
         self._unreadable.update(reading.unreadable)
         self._loss_problem = reading.loss_problem or self._loss_problem
@@ -166,6 +170,9 @@ class Sightings:
         for name, reason in self._forward_failures.items():
             yield from _line("channel_maxima", blind, f"cannot be read: {reason}", [name])
         if not self._compiled:
+            yield from _line(
+                _EXPERTS, blind, "no call of an expert was seen in any check", list(self._experts)
+            )
             yield from _line(
                 "channel_maxima",
                 blind,
@@ -265,6 +272,22 @@ def _forward(selection: Selection) -> Iterator[Mechanism]:
             )
         else:
             yield Mechanism(name=name, state=MechanismState.ACTIVE)
+
+
+def _experts(selection: Selection) -> Iterator[Mechanism]:
+    named = [group.container for group in selection.experts if group.named]
+    if selection.compiled:
+        yield from _line(
+            _EXPERTS, MechanismState.UNOBSERVABLE, "the model runs compiled code", named
+        )
+    else:
+        yield from _line(_EXPERTS, MechanismState.ACTIVE, "", named)
+    yield from _line(
+        _EXPERTS,
+        MechanismState.UNOBSERVABLE,
+        "all experts are slices of one parameter: which of them get tokens is not seen",
+        selection.fused,
+    )
 
 
 def _optimizer(optimizer: Any) -> Mechanism:

@@ -2,6 +2,7 @@
 
 from typing import Final, assert_never
 
+from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
     Certificate,
     CertificateRefused,
@@ -31,7 +32,7 @@ from ormas_core.events import (
     SinkError,
     SkippedStep,
 )
-from ormas_core.terms import Diagnosis, MechanismState
+from ormas_core.terms import Diagnosis, ExpertShare, MechanismState, Signal, Trend
 
 _MOST_UNITS: Final = 8
 _PLURALS: Final = {
@@ -61,6 +62,10 @@ def describe(event: Event) -> str:
                 f"{event.layer}: {event.diagnosis} since step {event.since_step} is over; "
                 f"gradient norm {event.value:.3g}, normal {event.normal:.3g}."
             )
+        case GradientSlope():
+            return _describe_slope(event)
+        case ExpertsStarving() | ExpertUsage():
+            return _describe_experts(event)
         case NonfiniteGradient():
             return _describe_nonfinite(event)
         case NonfiniteLoss():
@@ -116,6 +121,43 @@ def _describe_frame(event: RunStart | Manifest | RunEnd | Anchor | Measurement) 
             return f"Check of {len(event.layers)} layers, loss {loss}."
         case _:
             assert_never(event)
+
+
+def _describe_slope(event: GradientSlope) -> str:
+    signal = "at outputs" if event.signal is Signal.OUTPUTS else "of parameters"
+    kind = event.gradient_type or "the type"
+    limit = "overflow" if event.trend is Trend.GROWING else "underflow"
+    text = (
+        f"Gradients {signal} are {event.trend} within one backward pass: geometrically, "
+        f"x{event.factor:.2g} per layer from {event.first} to {event.last} ({event.layers} layers, "
+        f"{event.first_value:.1e} to {event.last_value:.1e})"
+    )
+    if event.beyond is not None:
+        return f"{text}; {limit} of {kind} at {event.beyond}."
+    if event.layers_left is None:
+        return f"{text}."
+    return f"{text}; {limit} of {kind} expected {event.layers_left:.0f} layers further down."
+
+
+def _describe_experts(event: ExpertsStarving | ExpertUsage) -> str:
+    parts = []
+    if event.starving:
+        since = ", ".join(_expert(share) for share in event.starving)
+        parts.append(f"{len(event.starving)} of {event.experts} experts get no tokens: {since}")
+    if event.rare:
+        rare = ", ".join(
+            f"{share.expert} ({share.share:.2%} of the tokens, in {share.seen:.0%} of the checks)"
+            for share in event.rare
+        )
+        parts.append(f"{len(event.rare)} of {event.experts} are rare and not dead: {rare}")
+    if not parts:
+        parts.append(f"all of {event.experts} experts are in use")
+    return f"{event.container}: {'; '.join(parts)}. Seen in samples: no proof."
+
+
+def _expert(share: ExpertShare) -> str:
+    since = "never any" if share.since_step is None else f"none since step {share.since_step}"
+    return f"{share.expert} ({since})"
 
 
 def _describe_nonfinite(event: NonfiniteGradient) -> str:

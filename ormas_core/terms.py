@@ -26,6 +26,24 @@ class Diagnosis(StrEnum):
     EXPLODING = "exploding"
 
 
+class Trend(StrEnum):
+    """Where gradients go from layer to layer within one backward pass, top to bottom."""
+
+    GROWING = "growing"
+    VANISHING = "vanishing"
+
+
+class Signal(StrEnum):
+    """What was compared from layer to layer.
+
+    `outputs`: the largest absolute gradient at each layer's output. `parameters`: the norm of the
+    gradients of its parameters, where outputs are not seen.
+    """
+
+    OUTPUTS = "outputs"
+    PARAMETERS = "parameters"
+
+
 class Stage(StrEnum):
     """The state the gradients were read in.
 
@@ -129,3 +147,36 @@ class ChannelSummary:
     channels: int
     nonpositive: int
     peak: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRows:
+    """How the rows of one step were spread over sibling modules of which each gets a part.
+
+    Attributes:
+        container: name of the module that holds them.
+        experts: their names within the container, in its order.
+        rows: rows that each was called with: elements of its output over its last dimension, so
+            tokens for most.
+    """
+
+    container: str
+    experts: tuple[str, ...]
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShare:
+    """What one expert got of the rows of its container.
+
+    Attributes:
+        expert: name within the container.
+        share: its rows over those of all experts, from 0 to 1.
+        seen: in which part of the checks it had any, from 0 to 1.
+        since_step: step of the last check in which it had any, or None if there was none.
+    """
+
+    expert: str
+    share: float
+    seen: float
+    since_step: int | None

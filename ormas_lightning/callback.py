@@ -81,6 +81,7 @@ class LightningMonitorCallback(Callback):
         """Note the loss as `training_step` returned it."""
         if self.monitor is None or not self.monitor.sampling:
             return
+        self.monitor.note_output(loss)  # its graph, for certificates
         # Automatic optimization divides by the accumulation before this hook.
         parts = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
         self._losses.append(loss.detach() * parts)

@@ -14,7 +14,9 @@ from ormas_core import (
     Anchor,
     Diagnosis,
     Event,
+    ExpertsStarving,
     FactsFold,
+    GradientSlope,
     LossRecovered,
     LossSpike,
     NonfiniteGradient,
@@ -29,6 +31,7 @@ ALARMS: Final = "ormas.alarms"
 LAYER_ALARM: Final = "ormas.alarm."
 LOSS: Final = "ormas.loss"
 NOT_LEARNING: Final = "ormas.not_learning"
+GRADIENT_SLOPE: Final = "ormas.gradient_slope"
 RECORD_HEAD: Final = "ormas.record.head"
 RUN_ID: Final = "ormas.run_id"
 METRICS_DROPPED: Final = "ormas.metrics_dropped"
@@ -108,6 +111,11 @@ class RunTags:
                 return self._end(alarm_key(event.layer), cleared, f"cleared at step {event.step}")
             case LossSpike() | LossRecovered() | NonfiniteLoss():
                 return self._loss(event)
+            case ExpertsStarving():
+                episode = self._episode(_starving(event), event.step)
+                return self._note(alarm_key(event.container), episode)
+            case GradientSlope():
+                return self._note(GRADIENT_SLOPE, self._episode(_slope(event), event.step))
             case NotLearning():
                 return self._note(NOT_LEARNING, self._episode(_not_learning(event), event.step))
             case Anchor():
@@ -199,6 +207,17 @@ def _nonfinite(event: NonfiniteGradient) -> tuple[str, str]:
     return _named(event.layer, "nonfinite"), text
 
 
+def _starving(event: ExpertsStarving) -> tuple[str, str]:
+    names = ", ".join(share.expert for share in event.starving)
+    text = f"{len(event.starving)} of {event.experts} experts without tokens, {names}"
+    return _named(event.container, "starving"), text
+
+
+def _slope(event: GradientSlope) -> tuple[str, str]:
+    where = f"from {event.first} to {event.last}"
+    return event.trend.value, f"x{event.factor:.2g} per layer {where}, {event.layers} layers"
+
+
 def _not_learning(event: NotLearning) -> tuple[str, str]:
     text = f"{event.skipped} updates skipped, scale {event.scale_before:g} -> {event.scale:.1g}"
     if event.layer is not None:
@@ -220,6 +239,6 @@ def _shown(text: str) -> str:
 def _joined(key: str, value: str, earlier: str) -> str:
     if key == ALARMS:
         return str(int(value) + (int(earlier) if earlier.isdecimal() else 0))
-    if earlier and (key in {LOSS, NOT_LEARNING} or key.startswith(LAYER_ALARM)):
+    if earlier and (key in {LOSS, NOT_LEARNING, GRADIENT_SLOPE} or key.startswith(LAYER_ALARM)):
         return f"{earlier[:_EARLIER_LIMIT]} | {value}"
     return value

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ormas_core.alarms import Rule, State
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Event, Measurement
-from ormas_core.terms import NonfiniteCount, OutputGradient, Stage
+from ormas_core.terms import ExpertRows, NonfiniteCount, OutputGradient, Stage
 from ormas_core.testing import measurement
 
 LAYERS = ("head", "body", "stem")
@@ -62,6 +62,8 @@ def overflow(
 NORMS = st.sampled_from(
     [1.0, 1.0, 1.0, 1.2, 0.8, 0.02, 60.0, 1e-6, 1e6, 5e-324, 1e308, 0.0, 0.0, None]
 )
+PEAKS = st.sampled_from([1.0, 1e-3, 1e30, 5e-324, 0.0, math.nan, math.inf, None])
+ROWS = st.sampled_from([0, 0, 1, 400])
 LOSSES = st.sampled_from([1.0, 1.0, 1.1, 0.9, 1.7, 40.0, 1e-4, -2.0, 0.0, None])
 
 
@@ -90,6 +92,9 @@ def streams(draw: st.DrawFn, max_size: int = 16) -> list[Measurement]:
                 layers=LAYERS,
                 norms=tuple(math.nan if layer in bad else draw(NORMS) for layer in LAYERS),
                 nonfinite=tuple(NonfiniteCount(layer=layer, nan=1, inf=0) for layer in bad),
+                output_peaks=draw(st.just(()) | st.tuples(PEAKS, PEAKS, PEAKS)),
+                gradient_type=draw(st.sampled_from(["", "float16", "float32"])),
+                experts=draw(st.just(()) | st.tuples(_experts())),
                 outputs=tuple(
                     OutputGradient(module=layer, finite=layer not in bad) for layer in LAYERS
                 )
@@ -98,6 +103,15 @@ def streams(draw: st.DrawFn, max_size: int = 16) -> list[Measurement]:
             )
         )
     return found
+
+
+def _experts() -> st.SearchStrategy[ExpertRows]:
+    return st.builds(
+        ExpertRows,
+        container=st.just("moe"),
+        experts=st.just(("0", "1", "2")),
+        rows=st.tuples(ROWS, ROWS, ROWS),
+    )
 
 
 class ThroughJson:

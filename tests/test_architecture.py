@@ -29,6 +29,8 @@ ADAPTERS: Final = {
 LAYERS: Final = {
     "certificate_events": 0,
     "claims": 0,
+    "across": 0,
+    "errors": 0,
     "config": 0,
     "errors": 0,
     "event_base": 0,

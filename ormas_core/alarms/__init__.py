@@ -5,10 +5,12 @@ from typing import Final
 
 from ormas_core.alarms.baseline import Baseline
 from ormas_core.alarms.coverage import CoverageRule
+from ormas_core.alarms.experts import ExpertRule
 from ormas_core.alarms.gradient import GradientRule
 from ormas_core.alarms.loss import LossRule
 from ormas_core.alarms.nonfinite import NonfiniteRule
 from ormas_core.alarms.rule import Rule, State
+from ormas_core.alarms.slope import SlopeRule
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Event, Measurement
 
@@ -16,6 +18,8 @@ RULES: Final[Mapping[str, Callable[[MonitorConfig], Rule]]] = {
     "coverage": CoverageRule,
     "nonfinite": NonfiniteRule,
     "gradient": GradientRule,
+    "slope": SlopeRule,
+    "experts": ExpertRule,
     "loss": LossRule,
 }
 """Every rule, in the order in which their events of one check are written."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ormas_core.alarms.baseline import Baseline
+from ormas_core.alarms.experts import without_rows
 from ormas_core.alarms.rule import State
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Alarm, AlarmCleared, Event, Measurement
@@ -35,7 +36,8 @@ class GradientRule:
     `alarm_confirmations` consecutive checks, or `alarm_decades_at_once` off in one. A norm of
     exactly zero is infinitely many decades off, so one check is enough, unless the layer has been
     idle before (a rare branch, an expert): then the gap must be three times its longest one. Before
-    a baseline is made, the gap must be three times the warm-up.
+    a baseline is made, the gap must be three times the warm-up. Where an expert is seen to get no
+    token in a check, that it has no gradient is no gap.
 
     A gradient may fall with its loss: the decades by which the loss is below its own baseline are
     not held against it, since that is what an easy batch and a fitted model look like.
@@ -54,11 +56,14 @@ class GradientRule:
         if not measurement.has_gradient:
             return
         fallen = self._loss_fallen(measurement.loss)
+        idle = without_rows(measurement)
         for name, norm in zip(measurement.layers, measurement.norms, strict=True):
             layer = self._layers.get(name)
             if layer is None:
                 layer = self._layers[name] = _Layer(Baseline(self._config.baseline_memory))
             if norm is None or norm == 0.0:
+                if name in idle:  # no token came: that is for the rule of experts to judge
+                    continue
                 yield from self._zero(name, layer, measurement, absent=norm is None)
             elif math.isfinite(norm):
                 yield from self._value(name, layer, measurement, norm, fallen)

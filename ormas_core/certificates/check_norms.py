@@ -55,12 +55,13 @@ def _channel(boxes: Boxes) -> Boxes:
 def batch_norm(eps: str) -> Operation:
     """Return the rule of batch norm: means over all but the channel axis, of the batch in training.
 
-    In evaluation mode the mean is a stored number, so x = 0 says nothing of x_hat.
+    In evaluation mode the mean is a stored number, so x = 0 says nothing of x_hat. Synchronised over
+    ranks it has no such mode, and records no eps: zero would give 0 / 0, which is no finite number.
     """
 
     def still(line: Line) -> Boxes:
         """Return the channels in which x_hat is exactly zero."""
-        still = line.flag("training") and line.number(eps) > 0
+        still = not eps or (line.flag("training") and line.number(eps) > 0)
         return _channel(line.facts(0).zero) if still else ()
 
     def prepare(line: Line) -> Shape:
@@ -236,9 +237,13 @@ TABLE: Final[Table] = {
     "NativeBatchNormBackward0": batch_norm("eps"),
     "CudnnBatchNormBackward0": batch_norm("epsilon"),
     "MiopenBatchNormBackward0": batch_norm("epsilon"),
+    "SyncBatchNormBackward": batch_norm(""),
     "NativeLayerNormBackward0": _ROWS,
     "FusedRmsNormBackward0": _ROWS,
     "NativeGroupNormBackward0": Operation(_group_value, _group_backward),
 }
 
-LIMITED: Final = frozenset(name for name in TABLE if "BatchNorm" in name)
+LIMITED: Final = frozenset(
+    ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
+)
+"""Norms of which limits are known."""

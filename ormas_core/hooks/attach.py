@@ -5,7 +5,7 @@ on the user's objects, so saving, copying or exporting the model in the middle o
 without a monitor. The gradient hooks sit on output tensors and die with the step's graph.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from ormas_core.hooks import _torch
+from ormas_core.hooks.experts import ExpertGroup, RowCounts
 from ormas_core.hooks.statistics import channel_maxima, magnitude
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class ForwardWatch:
     Args:
         modules: pairs of name and module.
         channels: names of those whose channel maxima are wanted.
+        groups: modules that may share the rows of a step between them.
 
     Attributes:
         called: names of the modules whose calls were seen.
@@ -36,10 +38,18 @@ class ForwardWatch:
         output_peak: module name -> largest absolute gradient that reached its outputs.
         wanted_inputs: layers whose largest absolute input is wanted.
         input_peak: layer name -> largest absolute value of its first input, on the device.
+        types: types of those gradients.
+        rows: how many rows each module was called with.
         failures: module name -> what went wrong in its hook; it never reaches the user's passes.
     """
 
-    def __init__(self, modules: Iterable[tuple[str, nn.Module]], channels: Iterable[str]) -> None:
+    def __init__(
+        self,
+        modules: Iterable[tuple[str, nn.Module]],
+        channels: Iterable[str],
+        groups: Sequence[ExpertGroup] = (),
+    ) -> None:
+        self.rows = RowCounts(groups)
         self._names = {id(module): name for name, module in modules}
         self._channels = frozenset(channels)
         self._handle: RemovableHandle | None = None
@@ -55,6 +65,8 @@ class ForwardWatch:
         self.channel_max: dict[str, Tensor] = {}
         self.output_peak: dict[str, Tensor] = {}
         self.input_peak: dict[str, Tensor] = {}
+        self.types: set[torch.dtype] = set()
+        self.rows.clear()
         self.failures: dict[str, str] = {}
 
     def attach(self) -> None:
@@ -98,6 +110,7 @@ class ForwardWatch:
         if not _torch.in_backward():
             self._calls += 1
             self.order[name] = self._calls
+        self.rows.note(name, tensors)
         for tensor in tensors:
             if tensor.grad_fn is not None and tensor.is_floating_point():
                 handle = tensor.register_hook(_PeakHook(self, name))  # type: ignore[no-untyped-call]
@@ -135,6 +148,7 @@ class _PeakHook:
                 if before is not None:
                     peak = torch.maximum(peak, before.to(peak.device))
                 self._watch.output_peak[self._name] = peak
+                self._watch.types.add(gradient.dtype)
         except Exception as error:  # noqa: BLE001 - the user's backward pass must not fail over it
             self._watch.fail(self._name, error)
 

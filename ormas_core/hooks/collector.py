@@ -75,6 +75,7 @@ class Collector:
         self.watch = ForwardWatch(
             () if selection.compiled else selection.modules,
             (layer.name for layer in selection.layers),
+            selection.experts,
         )
         self.losses = LossNotes()
 
@@ -155,6 +156,8 @@ class Collector:
         maxima_slots = [gather.add(value) for value in maxima.values()]
         inputs = dict(self.watch.input_peak)
         input_slots = [gather.add(value) for value in inputs.values()]
+        peaks = dict(self.watch.output_peak)
+        peak_slots = [gather.add(value) for value in peaks.values()]
         scaler_slots = self._add_scale(gather)
         host = gather.fetch()
 
@@ -164,6 +167,7 @@ class Collector:
         order = self._backward_order(gradients.layers)
         norms = _layer_norms(gradients, exact, divisor)
         loss = self.losses.value(host, loss_slots, scale)
+        found = {name: float(host[at][0]) for name, at in zip(peaks, peak_slots, strict=True)}
         channel_max = dict(zip(maxima, (host[slot] for slot in maxima_slots), strict=True))
         measurement = Measurement(
             step=attempt - self._ledger.skipped,
@@ -176,7 +180,12 @@ class Collector:
             layers=tuple(order),
             norms=tuple(norms[name] for name in order),
             nonfinite=tuple(bad[name] for name in order if name in bad),
-            outputs=self._outputs() if bad else (),
+            outputs=self._outputs(found) if bad else (),
+            output_peaks=_layer_peaks(order, found, 1.0 if scale is None else scale),
+            gradient_type=statistics.narrowest(
+                self.watch.types or {value.dtype for _, value in gradients.values}
+            ),
+            experts=self.watch.rows.take(),
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
         )
         called = frozenset(self.watch.called)
@@ -251,18 +260,14 @@ class Collector:
             places[name] = (place, index)
         return sorted(layers, key=places.__getitem__, reverse=True)
 
-    def _outputs(self) -> tuple[OutputGradient, ...]:
-        peaks, order = self.watch.output_peak, self.watch.order
+    def _outputs(self, peaks: Mapping[str, float]) -> tuple[OutputGradient, ...]:
+        order = self.watch.order
         names = list(peaks)  # as the gradients arrived
         if all(name in order for name in names):
             # Of modules that share an output tensor, the inner one comes later going backward.
             names.sort(key=order.__getitem__, reverse=True)
-        gather = Gather()
-        for name in names:
-            gather.add(peaks[name])
         return tuple(
-            OutputGradient(module=name, finite=bool(np.isfinite(value[0])))
-            for name, value in zip(names, gather.fetch(), strict=True)
+            OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names
         )
 
 
@@ -276,6 +281,14 @@ def _layer_norms(
         layer: _divide(math.hypot(*parts[layer]), divisor) if layer in parts else None
         for layer in gradients.layers
     }
+
+
+def _layer_peaks(
+    layers: Sequence[str], peaks: Mapping[str, float], scale: float
+) -> tuple[float | None, ...]:
+    """Return the layers' peaks without the loss scale, which is in them at every stage."""
+    found = tuple(_divide(peaks[name], scale) if name in peaks else None for name in layers)
+    return found if any(peak is not None for peak in found) else ()
 
 
 def _divide(norm: float, scale: float) -> float:

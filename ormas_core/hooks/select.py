@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ormas_core.errors import LayerPatternError
 from ormas_core.hooks import _torch
+from ormas_core.hooks.experts import ExpertGroup, expert_groups, fused_experts
 
 _SHOWN_NAMES: Final = 5
 _MOST_WRAPPERS: Final = 8
@@ -48,6 +49,8 @@ class Selection:
         sharded: names of watched layers whose parameters are only partly in this process.
         tied: pairs (layer, owner): the layer's parameters belong to the owner's norm.
         unmatched: patterns that match no layer while others do.
+        experts: lists of modules that may share the rows of a step between them.
+        fused: names of watched layers that seem to hold many experts in one parameter.
     """
 
     model: nn.Module
@@ -58,6 +61,8 @@ class Selection:
     sharded: tuple[str, ...]
     tied: tuple[tuple[str, str], ...]
     unmatched: tuple[str, ...]
+    experts: tuple[ExpertGroup, ...]
+    fused: tuple[str, ...]
 
     def sizes(self) -> tuple[int, int]:
         """Return the number of parameter elements of the model, and of those that are trainable."""
@@ -117,15 +122,16 @@ def select(
     if patterns is not None and not layers:
         raise LayerPatternError(", ".join(patterns), _no_match(patterns, owners))
     watched = {layer.name for layer in layers}
+    modules = tuple(
+        (name, module)
+        for name, module in named
+        if name in watched or _surrounds(name, module, inner, watched)
+    )
     return Selection(
         model=inner,
         layers=tuple(layers),
         owners=tuple(owners),
-        modules=tuple(
-            (name, module)
-            for name, module in named
-            if name in watched or _surrounds(name, module, inner, watched)
-        ),
+        modules=modules,
         compiled=(type(inner).__name__,) if compiled else _compiled(model, named),
         sharded=tuple(
             layer.name
@@ -138,6 +144,8 @@ def select(
             for pattern in patterns or ()
             if not any(fnmatch.fnmatchcase(layer.name, pattern) for layer in layers)
         ),
+        experts=expert_groups(modules),
+        fused=tuple(layer.name for layer in layers if fused_experts(layer.name, layer.module)),
     )
 
 

@@ -1,7 +1,7 @@
 """Tensors to numbers, left on their device. No function here copies to the host."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,13 @@ def magnitude(value: Tensor) -> Tensor:
         value = torch.view_as_real(value)
     peak: Tensor = torch.linalg.vector_norm(value, ord=math.inf).to(wide(value.device))
     return peak
+
+
+def narrowest(types: Collection[torch.dtype]) -> str:
+    """Return the name of the floating type with the smallest range, "" for none."""
+    real = {dtype.to_real() if dtype.is_complex else dtype for dtype in types}
+    floating = sorted((torch.finfo(d).max, str(d)) for d in real if d.is_floating_point)
+    return floating[0][1].removeprefix("torch.") if floating else ""
 
 
 def channel_dim(module: nn.Module, output: Tensor) -> int | None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -110,7 +111,9 @@ def unsampled() -> None:
 def record() -> None:
     """Print the cost of a metrics row and the speed of `verify`."""
     rows = 20_000
-    event = measurement(1, {f"layer{i}": 0.5 for i in range(20)}, loss=1.0)
+    norms: dict[str, float | None] = {f"layer{i}": 0.1234567890123456 for i in range(20)}
+    peaks = tuple(norms.values())
+    event = replace(measurement(1, norms, loss=1.0), output_peaks=peaks, gradient_type="float32")
     with tempfile.TemporaryDirectory() as folder:
         writer = RecordWriter(folder)
         append = timed(lambda: [writer.write(event) for _ in range(rows)]) / rows

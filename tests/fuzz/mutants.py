@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import torch
-
 from fuzz import momentum, resting
 from fuzz.attack import Tally, fuzz_one
 from fuzz.cases import CASES
 from fuzz.mutants_engine import ENGINE_BUGS, OPTIMIZER_BUGS
 from fuzz.mutants_rules import BUGS
 from fuzz.oracle import examine
+
 from ormas_core.certificates import rules
 from ormas_core.certificates.rules.rule import Rule
 

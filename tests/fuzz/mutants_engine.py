@@ -48,7 +48,9 @@ def _first_round(graphs: Sequence[Graph], start: Mapping[int, Signs], extra: Any
     passes = tuple(prover._run(graph, start, extra) for graph in graphs)
     closed = _leaf_masks(graphs, passes)
     kept = {
-        key: held if closed.get(key) is not None and closed[key].parts else signs.unknown(held.shape)
+        key: held
+        if closed.get(key) is not None and closed[key].parts
+        else signs.unknown(held.shape)
         for key, held in start.items()
     }
     return Proof(kept, closed, passes, 1)
@@ -160,7 +162,9 @@ _SHRINKING: Final = (optim.SGD, optim.AdamW, optim.ASGD, optim.Adafactor)
 OPTIMIZER_BUGS: Final[dict[tuple[type[Optimizer], str], Plant]] = {
     **{(kind, "momentum is overlooked"): _without_state(kind) for kind in _MOMENTUM},
     (optim.RMSprop, "momentum is overlooked"): _without_state(optim.RMSprop),
-    **{(kind, "coupled decay is overlooked"): _without(kind, weight_decay=0.0) for kind in _COUPLED},
+    **{
+        (kind, "coupled decay is overlooked"): _without(kind, weight_decay=0.0) for kind in _COUPLED
+    },
     **{
         (kind, "a decay of any size only shrinks"): _patched(
             optimizers, "_shrink_factor", _any_rate

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fuzz.attack import Tally, fuzz_one
 from fuzz.mutants import Mutant, every, hunt
+
 from ormas_core.certificates.rules import RULES
 
 NETWORKS = 300

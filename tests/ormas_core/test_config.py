@@ -21,12 +21,14 @@ LEAST_INTEGERS = {
     "skipped_steps_limit": 1,
     "anchor_every": 1,
     "patience": 1,
+    "slope_min_layers": 6,
 }
 LEAST_NUMBERS = {
     "sigma": 0.0,
     "alarm_min_decades": 0.0,
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
+    "slope_min_decades": 1.0,
 }
 
 
@@ -69,6 +71,8 @@ def test_the_defaults_are_a_contract() -> None:
         "lr_max": None,
         "certify_optimizers": (),
         "seed": 0,
+        "slope_min_layers": 8,
+        "slope_min_decades": 8.0,
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
     Certificate,
     CertificateRefused,
@@ -42,11 +43,14 @@ from ormas_core.messages import describe
 from ormas_core.terms import (
     ChannelLevel,
     Diagnosis,
+    ExpertShare,
     Mechanism,
     MechanismState,
     NonfiniteCount,
+    Signal,
     Stage,
     Status,
+    Trend,
 )
 from ormas_core.testing import measurement, run_start
 
@@ -95,6 +99,23 @@ NONFINITE = NonfiniteGradient(
     output_finite=None,
     loss=0.6931,
 )
+SLOPE = GradientSlope(
+    step=0,
+    trend=Trend.GROWING,
+    signal=Signal.OUTPUTS,
+    factor=10.0,
+    first="layers.40",
+    last="layers.2",
+    layers=39,
+    first_value=1.0,
+    last_value=1e38,
+    gradient_type="float32",
+    layers_left=0.53,
+    beyond="layers.1",
+)
+NEVER = ExpertShare(expert="6", share=0.0, seen=0.0, since_step=None)
+ONCE = ExpertShare(expert="7", share=0.01, seen=0.5, since_step=40)
+SELDOM = ExpertShare(expert="2", share=0.0123, seen=0.25, since_step=99)
 MESSAGES: list[tuple[Event, str]] = [
     (
         run_start(("a", "b")),
@@ -134,6 +155,51 @@ MESSAGES: list[tuple[Event, str]] = [
             since_step=4,
         ),
         "fc1: vanishing since step 4 is over; gradient norm 0.5, normal 0.25.",
+    ),
+    (
+        SLOPE,
+        (
+            "Gradients at outputs are growing within one backward pass: geometrically, x10 per "
+            "layer from layers.40 to layers.2 (39 layers, 1.0e+00 to 1.0e+38); overflow of float32 "
+            "at layers.1."
+        ),
+    ),
+    (
+        replace(
+            SLOPE, trend=Trend.VANISHING, factor=0.1, last_value=1e-38, layers_left=6.8, beyond=None
+        ),
+        (
+            "Gradients at outputs are vanishing within one backward pass: geometrically, x0.1 per "
+            "layer from layers.40 to layers.2 (39 layers, 1.0e+00 to 1.0e-38); underflow of "
+            "float32 expected 7 layers further down."
+        ),
+    ),
+    (
+        replace(
+            SLOPE,
+            signal=Signal.PARAMETERS,
+            gradient_type="float8_e5m2",
+            layers_left=None,
+            beyond=None,
+        ),
+        (
+            "Gradients of parameters are growing within one backward pass: geometrically, x10 per "
+            "layer from layers.40 to layers.2 (39 layers, 1.0e+00 to 1.0e+38)."
+        ),
+    ),
+    (
+        ExpertsStarving(
+            step=99, container="moe", experts=8, starving=(NEVER, ONCE), rare=(SELDOM,), checks=64
+        ),
+        (
+            "moe: 2 of 8 experts get no tokens: 6 (never any), 7 (none since step 40); 1 of 8 are "
+            "rare and not dead: 2 (1.23% of the tokens, in 25% of the checks). Seen in samples: "
+            "no proof."
+        ),
+    ),
+    (
+        ExpertUsage(step=99, container="moe", experts=8, starving=(), rare=(), checks=64),
+        "moe: all of 8 experts are in use. Seen in samples: no proof.",
     ),
     (
         LossSpike(step=3, value=41.5, normal=1.25, sigma=7.04),

@@ -44,7 +44,7 @@ PATIENCE = 3
 
 @pytest.fixture(name="make")
 def make_and_close(make: Make) -> Iterator[Make]:
-    """Make monitors as elsewhere, and close them at the end; such small networks need no threads."""
+    """Make monitors as elsewhere, and close them; networks this small need no threads."""
     made: list[Monitor] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

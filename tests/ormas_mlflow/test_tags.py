@@ -14,6 +14,9 @@ from ormas_core import (
     Anchor,
     Diagnosis,
     Event,
+    ExpertShare,
+    ExpertsStarving,
+    GradientSlope,
     LossRecovered,
     LossSpike,
     NonfiniteCount,
@@ -21,8 +24,10 @@ from ormas_core import (
     NonfiniteLoss,
     NotLearning,
     RunEnd,
+    Signal,
     Stage,
     Status,
+    Trend,
 )
 from ormas_core.testing import measurement, run_start
 from ormas_mlflow.metrics import RunMetrics
@@ -53,6 +58,38 @@ def cleared(layer: str = "fc1", step: int = 90, since: int = 60) -> AlarmCleared
         value=0.1,
         normal=0.132,
         since_step=since,
+    )
+
+
+def slope(first: str = "layers.39", last: str = "layers.1") -> GradientSlope:
+    """Growth by ten from layer to layer."""
+    return GradientSlope(
+        step=0,
+        trend=Trend.GROWING,
+        signal=Signal.OUTPUTS,
+        factor=10.0,
+        first=first,
+        last=last,
+        layers=39,
+        first_value=1.0,
+        last_value=1e38,
+        gradient_type="float32",
+        layers_left=0.5,
+        beyond=None,
+    )
+
+
+def starving(container: str = "moe", *experts: str) -> ExpertsStarving:
+    """Experts that never had a row."""
+    return ExpertsStarving(
+        step=150,
+        container=container,
+        experts=8,
+        starving=tuple(
+            ExpertShare(expert=name, share=0.0, seen=0.0, since_step=None) for name in experts
+        ),
+        rare=(),
+        checks=4,
     )
 
 
@@ -270,6 +307,8 @@ def test_endless_episodes_stay_short() -> None:
         st.one_of(
             st.builds(alarm, layer=ANY_NAME),
             st.builds(nonfinite, ANY_NAME, ANY_NAME),
+            st.builds(slope, ANY_NAME, ANY_NAME),
+            st.builds(starving, ANY_NAME, ANY_NAME),
             st.builds(
                 NotLearning,
                 step=st.just(1),
@@ -294,6 +333,20 @@ def test_every_tag_is_legal_and_the_count_is_right(events: list[Event]) -> None:
         assert value.isprintable()
         value.encode()
     assert tags["ormas.alarms"] == str(sum(isinstance(event, TROUBLE) for event in events))
+
+
+def test_a_slope_and_starving_experts_have_their_tags() -> None:
+    """One of the run, one under the container's name; both count as alarms."""
+    tags = fold(run_start(), slope(), starving("moe.experts", "6", "7"))
+    assert tags["ormas.gradient_slope"] == (
+        "growing at step 0: x10 per layer from layers.39 to layers.1, 39 layers"
+    )
+    assert tags["ormas.alarm.moe.experts"] == (
+        "starving at step 150: 2 of 8 experts without tokens, 6, 7"
+    )
+    assert tags["ormas.alarms"] == "2"
+    again = with_earlier(tags, {"ormas.gradient_slope": "vanishing at step 3"})
+    assert again["ormas.gradient_slope"].startswith("vanishing at step 3 | growing")
 
 
 def test_alarms_of_an_earlier_record_stay_on_the_run() -> None:

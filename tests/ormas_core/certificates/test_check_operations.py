@@ -44,6 +44,7 @@ NOT_HERE = {
     "ScaledDotProductCudnnAttentionBackward0",
     "ScaledDotProductEfficientAttentionBackward0",
     "ScaledDotProductFlashAttentionBackward0",
+    "SyncBatchNormBackward",
 }
 """Operations of other devices, and of in-place calls; the same functions judge them."""
 

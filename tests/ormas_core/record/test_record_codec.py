@@ -30,9 +30,13 @@ MEMBERS = {
     "segment schema versions config",
     "manifest": "mechanisms",
     "measurement": "attempt stage scale skipped_in_a_row loss loss_elements layers norms nonfinite "
-    "outputs channels cost_ns",
+    "outputs output_peaks gradient_type experts channels cost_ns",
     "alarm": "layer diagnosis value normal sigma stage detail",
     "alarm_cleared": "layer diagnosis value normal since_step",
+    "gradient_slope": "trend signal factor first last layers first_value last_value gradient_type "
+    "layers_left beyond",
+    "experts_starving": "container experts starving rare checks",
+    "expert_usage": "container experts starving rare checks",
     "loss_spike": "value normal sigma",
     "loss_recovered": "value normal since_step",
     "nonfinite_loss": "value",
@@ -59,6 +63,8 @@ SEVERITIES = {
     "warning": {
         "alarm",
         "certificate_revoked",
+        "experts_starving",
+        "gradient_slope",
         "loss_spike",
         "monitor_error",
         "no_gradients",
