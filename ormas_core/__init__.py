@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from ormas_core.alarms import Rule as Rule
     from ormas_core.config import MonitorConfig as MonitorConfig
     from ormas_core.errors import ConfigError as ConfigError
+    from ormas_core.errors import KeyFileError as KeyFileError
     from ormas_core.errors import LayerPatternError as LayerPatternError
     from ormas_core.errors import MissingExtraError as MissingExtraError
     from ormas_core.errors import OrmasError as OrmasError
+    from ormas_core.errors import RecordChangedError as RecordChangedError
     from ormas_core.errors import RecordExistsError as RecordExistsError
     from ormas_core.errors import RecordFormatError as RecordFormatError
     from ormas_core.errors import UnknownOptionError as UnknownOptionError
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from ormas_core.options import check_options as check_options
     from ormas_core.record import RecordWriter as RecordWriter
     from ormas_core.record import Verification as Verification
+    from ormas_core.record import model_files as model_files
     from ormas_core.record import read_metrics as read_metrics
     from ormas_core.record import read_record as read_record
     from ormas_core.record import read_run as read_run
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     from ormas_core.terms import MechanismState as MechanismState
     from ormas_core.terms import NonfiniteCount as NonfiniteCount
     from ormas_core.terms import OutputGradient as OutputGradient
+    from ormas_core.terms import SavedFile as SavedFile
     from ormas_core.terms import Severity as Severity
     from ormas_core.terms import Stage as Stage
     from ormas_core.terms import Status as Status
@@ -73,9 +77,11 @@ _HOMES: Final = {
     "config": ("MonitorConfig",),
     "errors": (
         "ConfigError",
+        "KeyFileError",
         "LayerPatternError",
         "MissingExtraError",
         "OrmasError",
+        "RecordChangedError",
         "RecordExistsError",
         "RecordFormatError",
         "UnknownOptionError",
@@ -110,6 +116,7 @@ _HOMES: Final = {
     "record": (
         "RecordWriter",
         "Verification",
+        "model_files",
         "read_metrics",
         "read_record",
         "read_run",
@@ -124,6 +131,7 @@ _HOMES: Final = {
         "MechanismState",
         "NonfiniteCount",
         "OutputGradient",
+        "SavedFile",
         "Severity",
         "Stage",
         "Status",

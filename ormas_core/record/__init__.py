@@ -1,6 +1,7 @@
 """The run record: typed events as hash-chained lines, written, read and verified."""
 
 from ormas_core.record.codec import decode, encode
+from ormas_core.record.models import model_files
 from ormas_core.record.reader import (
     METRICS_FILE,
     RECORD_FILE,
@@ -22,6 +23,7 @@ __all__ = [
     "Verification",
     "decode",
     "encode",
+    "model_files",
     "read_metrics",
     "read_record",
     "read_run",
