@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from ormas_core.errors import RecordChangedError as RecordChangedError
     from ormas_core.errors import RecordExistsError as RecordExistsError
     from ormas_core.errors import RecordFormatError as RecordFormatError
+    from ormas_core.errors import RecordLockedError as RecordLockedError
     from ormas_core.errors import UnknownOptionError as UnknownOptionError
     from ormas_core.errors import missing_extra as missing_extra
     from ormas_core.events import Alarm as Alarm
     from ormas_core.events import AlarmCleared as AlarmCleared
     from ormas_core.events import Anchor as Anchor
+    from ormas_core.events import CheckpointSaved as CheckpointSaved
     from ormas_core.events import Event as Event
     from ormas_core.events import LossRecovered as LossRecovered
     from ormas_core.events import LossReduced as LossReduced
@@ -34,7 +36,9 @@ if TYPE_CHECKING:
     from ormas_core.events import NonfiniteGradient as NonfiniteGradient
     from ormas_core.events import NonfiniteLoss as NonfiniteLoss
     from ormas_core.events import NotLearning as NotLearning
+    from ormas_core.events import RecordGap as RecordGap
     from ormas_core.events import RunEnd as RunEnd
+    from ormas_core.events import RunResumed as RunResumed
     from ormas_core.events import RunStart as RunStart
     from ormas_core.events import SinkError as SinkError
     from ormas_core.events import SkippedStep as SkippedStep
@@ -84,6 +88,7 @@ _HOMES: Final = {
         "RecordChangedError",
         "RecordExistsError",
         "RecordFormatError",
+        "RecordLockedError",
         "UnknownOptionError",
         "missing_extra",
     ),
@@ -91,6 +96,7 @@ _HOMES: Final = {
         "Alarm",
         "AlarmCleared",
         "Anchor",
+        "CheckpointSaved",
         "Event",
         "LossRecovered",
         "LossReduced",
@@ -102,7 +108,9 @@ _HOMES: Final = {
         "NonfiniteGradient",
         "NonfiniteLoss",
         "NotLearning",
+        "RecordGap",
         "RunEnd",
+        "RunResumed",
         "RunStart",
         "SinkError",
         "SkippedStep",

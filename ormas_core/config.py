@@ -30,6 +30,8 @@ class MonitorConfig:
         skipped_steps_limit: consecutive updates skipped by a loss scaler from which the run is
             said not to learn. A scaler that starts at 65,536 skips at most 16 on its way to 1.
         anchor_every: checks between two anchors (record heads sent to the sinks).
+        lock_stale: seconds without a sign of life after which the run folder of a process on
+            another machine may be taken over.
         patience: checks after which a channel observation is reported. Recorded; it takes effect
             with channel health, which this version does not have.
     """
@@ -45,6 +47,7 @@ class MonitorConfig:
     loss_spike_ratio: float = 1.5
     skipped_steps_limit: int = 25
     anchor_every: int = 20
+    lock_stale: float = 600.0
     patience: int = 4
 
     def __post_init__(self) -> None:
@@ -84,6 +87,7 @@ _NUMBERS: Final[Mapping[str, float]] = {
     "alarm_min_decades": 0.0,
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
+    "lock_stale": 1.0,
 }
 
 

@@ -41,6 +41,10 @@ class RecordExistsError(OrmasError, FileExistsError):
         return str(self.args[0])
 
 
+class RecordLockedError(OrmasError, RuntimeError):
+    """Another writer has the run folder, or has taken it over."""
+
+
 class RecordFormatError(OrmasError, ValueError):
     """A line of a record cannot be read as what it claims to be."""
 

@@ -3,6 +3,7 @@
 Where each is said, in a training loop::
 
     monitor = Monitor(model, optimizer)      # RunStart, Manifest
+    monitor.load_state_dict(checkpoint)      # RunResumed, if the training goes on
     for batch in data:
         loss = model(batch)
         loss.backward()
@@ -11,9 +12,9 @@ Where each is said, in a training loop::
                                              #   NonfiniteGradient, SkippedStep, NotLearning,
                                              #   Alarm, AlarmCleared, LossSpike, LossRecovered;
                                              #   now and then an Anchor; at any time a
-                                             #   SinkError or a MonitorError
+                                             #   SinkError, a MonitorError or a RecordGap
         optimizer.step()
-    monitor.close()                          # RunEnd, Anchor
+    monitor.close(models=[...])              # CheckpointSaved, RunEnd, Anchor
 
 `step` means one thing everywhere: optimizer updates completed before this one (first check: 0).
 `seq`, `prev` and `hash` of a record line belong to the line, not to the event.
@@ -30,6 +31,7 @@ from ormas_core.terms import (
     Mechanism,
     NonfiniteCount,
     OutputGradient,
+    SavedFile,
     Severity,
     Stage,
     Status,
@@ -78,6 +80,46 @@ class RunStart(_Event):
     schema: int
     versions: Mapping[str, str]
     config: MonitorConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResumed(_Event):
+    """A training goes on where an earlier process left it; the record goes on at its end.
+
+    Attributes:
+        attempt: calls of `step()` before this one, as in a measurement.
+        restored: whether baselines and open alarms are those of the checkpoint; they are new
+            otherwise.
+        head: hash of the record line before this segment, zeros if it is the first one here.
+        lines: record lines before this segment.
+        metrics_rows: metrics rows before this segment.
+        reached: the largest step that the record names before this segment; None if there is none.
+        repeated: steps that are recorded already and are done again.
+        ended: whether the segment before this one has its end.
+        checkpoint_head: the chain head when the state was saved; None if no state was restored, or
+            if it is that of another record.
+        checkpoint_lines: record lines when the state was saved; None likewise.
+        checkpoint_rows: metrics rows when the state was saved; None likewise.
+        torn_record_bytes: length of a torn last line of the record that was cut off.
+        torn_metrics_bytes: length of a torn last metrics row that was cut off.
+        detail: why nothing was restored.
+    """
+
+    kind: ClassVar[str] = "run_resumed"
+    attempt: int
+    restored: bool
+    head: str
+    lines: int
+    metrics_rows: int
+    reached: int | None
+    repeated: int
+    ended: bool
+    checkpoint_head: str | None = None
+    checkpoint_lines: int | None = None
+    checkpoint_rows: int | None = None
+    torn_record_bytes: int = 0
+    torn_metrics_bytes: int = 0
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +335,37 @@ class MonitorError(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecordGap(_Event):
+    """Some events were not recorded for want of room; those after this one are.
+
+    Attributes:
+        error: what the operating system said.
+        events: events that are missing from the record right before this line.
+        measurements: measurements that are missing from the metrics.
+    """
+
+    kind: ClassVar[str] = "record_gap"
+    severity: ClassVar[Severity] = Severity.WARNING
+    error: str
+    events: int
+    measurements: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSaved(_Event):
+    """A model that was saved, as it was when it was named to the monitor.
+
+    Attributes:
+        path: the file or folder as it was named.
+        files: its files.
+    """
+
+    kind: ClassVar[str] = "checkpoint_saved"
+    path: str
+    files: tuple[SavedFile, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor(_Event):
     """Pins both files at a moment, and goes to the sinks, so that a copy exists elsewhere.
 
@@ -301,6 +374,8 @@ class Anchor(_Event):
         lines: record lines before this one.
         metrics_head: hash of the last metrics row.
         metrics_rows: metrics rows so far.
+        metrics_bytes: size of `metrics.jsonl` with exactly these rows; None in records of format
+            version 1.
     """
 
     kind: ClassVar[str] = "anchor"
@@ -308,6 +383,7 @@ class Anchor(_Event):
     lines: int
     metrics_head: str
     metrics_rows: int
+    metrics_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -333,6 +409,7 @@ class RunEnd(_Event):
 
 Event = (
     RunStart
+    | RunResumed
     | Manifest
     | Measurement
     | Alarm
@@ -347,12 +424,15 @@ Event = (
     | LossReduced
     | SinkError
     | MonitorError
+    | RecordGap
+    | CheckpointSaved
     | Anchor
     | RunEnd
 )
 
 EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
     "run_start": RunStart,
+    "run_resumed": RunResumed,
     "manifest": Manifest,
     "measurement": Measurement,
     "alarm": Alarm,
@@ -367,6 +447,8 @@ EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
     "loss_reduced": LossReduced,
     "sink_error": SinkError,
     "monitor_error": MonitorError,
+    "record_gap": RecordGap,
+    "checkpoint_saved": CheckpointSaved,
     "anchor": Anchor,
     "run_end": RunEnd,
 }

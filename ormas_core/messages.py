@@ -6,6 +6,7 @@ from ormas_core.events import (
     Alarm,
     AlarmCleared,
     Anchor,
+    CheckpointSaved,
     Event,
     LossRecovered,
     LossReduced,
@@ -17,7 +18,9 @@ from ormas_core.events import (
     NonfiniteGradient,
     NonfiniteLoss,
     NotLearning,
+    RecordGap,
     RunEnd,
+    RunResumed,
     RunStart,
     SinkError,
     SkippedStep,
@@ -56,6 +59,8 @@ def describe(event: Event) -> str:
             return _describe_progress(event)
         case SinkError():
             return f"The sink {event.sink} failed and was dropped; training goes on: {event.error}"
+        case RunResumed() | RecordGap() | CheckpointSaved():
+            return _describe_record(event)
         case MonitorError():
             return f"The monitor failed and stopped watching; training goes on: {event.error}"
         case _:
@@ -90,6 +95,38 @@ def _describe_frame(event: RunStart | Manifest | RunEnd | Anchor | Measurement) 
             return f"Check of {len(event.layers)} layers, loss {loss}."
         case _:
             assert_never(event)
+
+
+def _describe_record(event: RunResumed | RecordGap | CheckpointSaved) -> str:
+    match event:
+        case RunResumed():
+            return _describe_resumed(event)
+        case RecordGap():
+            return (
+                f"{event.events} events and {event.measurements} measurements are missing from the "
+                f"record here: {event.error}."
+            )
+        case CheckpointSaved():
+            return f"Model {event.path}: {len(event.files)} files."
+        case _:
+            assert_never(event)
+
+
+def _describe_resumed(event: RunResumed) -> str:
+    text = f"Resumed at step {event.step}"
+    if event.lines:
+        text += f" after line {event.lines} of the record, head {event.head[:12]}"
+    else:
+        text += " in a new record"
+    text += ", with the baselines of the checkpoint" if event.restored else ", with new baselines"
+    if event.detail:
+        text += f" ({event.detail})"
+    if event.repeated:
+        text += f"; {event.repeated} steps up to {event.reached} are done again"
+    if not event.ended and event.lines:
+        text += "; what came before has no end"
+    torn = event.torn_record_bytes + event.torn_metrics_bytes
+    return text + (f"; {torn} bytes of a torn last line were cut off." if torn else ".")
 
 
 def _describe_nonfinite(event: NonfiniteGradient) -> str:

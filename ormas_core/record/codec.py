@@ -16,10 +16,16 @@ from typing import Any, Final, cast
 
 from ormas_core.errors import ConfigError, RecordFormatError
 from ormas_core.events import EVENT_TYPES, Event
+from ormas_core.record.canonical import MAX_SAFE_INTEGER
 
-MAX_SAFE_INTEGER: Final = 2**53 - 1
 LINE_MEMBERS: Final = ("seq", "event", "severity", "prev", "hash")
 """Members of a line that belong to the line or follow from the event's class."""
+
+ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "Anchor": ("metrics_bytes",),
+    "MonitorConfig": ("lock_stale",),
+}
+"""Class -> members that records of format version 1 do not have; they decode to their defaults."""
 
 Json = Any
 _Encoder = Callable[[Any], Json]
@@ -119,15 +125,18 @@ def _optional(args: tuple[Any, ...]) -> Any:
 def _dataclass_decoder(cls: Any) -> _Decoder:
     hints = typing.get_type_hints(cls)
     fields = [(field.name, _decoder(hints[field.name])) for field in dataclasses.fields(cls)]
+    added = ADDED.get(cls.__name__, ())
 
     def decode_members(value: Json, at: str) -> Any:
         members = _require(value, dict, at)
         found = {}
         for name, decoder in fields:
             if name not in members:
+                if name in added:
+                    continue
                 raise RecordFormatError(at, f"{at}: member {name!r} is missing")
             found[name] = decoder(members[name], f"{at}.{name}")
-        if len(found) != len(members):
+        if members.keys() != found.keys():
             extra = sorted(members.keys() - found.keys())
             raise RecordFormatError(at, f"{at}: unexpected members {extra}")
         try:
@@ -153,7 +162,8 @@ def _require(value: Json, cls: type, at: str) -> Any:
 
 def _text(value: str) -> str:
     """Return `value` with lone surrogates, which UTF-8 cannot spell, escaped."""
-    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    text = str(value)  # a numpy text is one too, and no plain one
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def _encode_decimal(value: int) -> str:
