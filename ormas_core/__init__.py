@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from ormas_core.alarms import AlarmEngine as AlarmEngine
     from ormas_core.alarms import Rule as Rule
+    from ormas_core.audit import verify_run as verify_run
     from ormas_core.config import MonitorConfig as MonitorConfig
     from ormas_core.errors import ConfigError as ConfigError
     from ormas_core.errors import KeyFileError as KeyFileError
@@ -53,12 +54,17 @@ if TYPE_CHECKING:
     from ormas_core.monitor import Monitor as Monitor
     from ormas_core.options import MonitorOptions as MonitorOptions
     from ormas_core.options import check_options as check_options
+    from ormas_core.record import ANCHORS_TAG as ANCHORS_TAG
     from ormas_core.record import RecordWriter as RecordWriter
     from ormas_core.record import Verification as Verification
+    from ormas_core.record import make_keys as make_keys
     from ormas_core.record import model_files as model_files
+    from ormas_core.record import parse_heads as parse_heads
+    from ormas_core.record import read_heads as read_heads
     from ormas_core.record import read_metrics as read_metrics
     from ormas_core.record import read_record as read_record
     from ormas_core.record import read_run as read_run
+    from ormas_core.record import sign_record as sign_record
     from ormas_core.record import verify_record as verify_record
     from ormas_core.report import summary as summary
     from ormas_core.sinks import LoggingSink as LoggingSink
@@ -78,6 +84,7 @@ if TYPE_CHECKING:
 
 _HOMES: Final = {
     "alarms": ("AlarmEngine", "Rule"),
+    "audit": ("verify_run",),
     "config": ("MonitorConfig",),
     "errors": (
         "ConfigError",
@@ -122,12 +129,17 @@ _HOMES: Final = {
     "monitor": ("Monitor",),
     "options": ("MonitorOptions", "check_options"),
     "record": (
+        "ANCHORS_TAG",
         "RecordWriter",
         "Verification",
+        "make_keys",
         "model_files",
+        "parse_heads",
+        "read_heads",
         "read_metrics",
         "read_record",
         "read_run",
+        "sign_record",
         "verify_record",
     ),
     "report": ("summary",),

@@ -40,6 +40,7 @@ LAYERS: Final = {
     "alarms": 2,
     "hooks": 2,
     "record": 2,
+    "audit": 3,
     "facts": 3,
     "manifest": 3,
     "monitor": 3,
@@ -50,8 +51,16 @@ LAYERS: Final = {
 """Module or package of `ormas_core` -> its layer; it imports from its own layer and below."""
 
 TORCH_USERS: Final = {"hooks", "monitor", "ranks"}
-LIBRARIES: Final = {"hooks": {"numpy", "torch"}, "monitor": {"torch"}, "ranks": {"torch"}}
+LIBRARIES: Final = {
+    "hooks": {"numpy", "torch"},
+    "monitor": {"torch"},
+    "ranks": {"torch"},
+    "record": {"cryptography", "rfc8785", "securesystemslib"},
+}
 """What else than the standard library a part of `ormas_core` imports."""
+
+ADAPTER_USERS: Final = {"ormas_core/cli/demo.py", "ormas_core/cli/verify.py"}
+"""Commands that import an adapter when they need it."""
 
 TORCH_PRIVATE: Final = "ormas_core/hooks/_torch.py"
 OWN_PRIVATE: Final = {("ormas_core/hooks/attach.py", "_handle")}
@@ -204,14 +213,14 @@ def test_adapters_see_the_core_from_outside() -> None:
                 assert target(name) == "ormas_core", f"{path} imports {name}"
 
 
-def test_the_core_imports_adapters_in_the_demo_only() -> None:
-    """And there not when the command line starts: `demo_training` is imported in a function."""
+def test_the_core_imports_adapters_where_a_command_needs_one() -> None:
+    """And not when the command line starts, but in a function; `demo_training` likewise."""
     for path, tree in core().items():
         late = inside_functions(tree)
         for node, name in imports(tree):
             if top(name) in ADAPTERS:
-                in_demo = path == "ormas_core/cli/demo.py" and node in late
-                assert in_demo or path == "ormas_core/cli/demo_training.py", f"{path}: {name}"
+                in_command = path in ADAPTER_USERS and node in late
+                assert in_command or path == "ormas_core/cli/demo_training.py", f"{path}: {name}"
             if target(name) == "ormas_core.cli.demo_training":
                 assert node in late, f"{path} imports {name} when it is imported"
 
@@ -226,10 +235,8 @@ def test_only_some_modules_import_torch() -> None:
             if library == "ormas_core" or library in sys.stdlib_module_names:
                 continue
             if own == "cli":
-                in_demo = path == "ormas_core/cli/demo.py" and node in late
-                assert in_demo or path == "ormas_core/cli/demo_training.py", f"{path}: {name}"
-            elif own == "record":
-                assert library == "rfc8785", f"{path} imports {name}"
+                in_command = path in ADAPTER_USERS and node in late
+                assert in_command or path == "ormas_core/cli/demo_training.py", f"{path}: {name}"
             else:
                 allowed = LIBRARIES.get(own, set())
                 assert library in allowed or node in types, f"{path} imports {name}"

@@ -24,8 +24,13 @@ _KINDS: Final = (
 
 
 @contextmanager
-def open_inside(folder: Path, name: str) -> Iterator[BinaryIO]:
+def open_inside(folder: Path, name: str, *, steady: bool = True) -> Iterator[BinaryIO]:
     """Open the regular file `name` (parts split by `/`) of `folder`, which may itself be a link.
+
+    Args:
+        folder: where the file is.
+        name: the file.
+        steady: whether the file must not change while it is open.
 
     Raises:
         RecordFormatError: `name` leaves the folder, goes through a link, or is no regular file.
@@ -33,7 +38,21 @@ def open_inside(folder: Path, name: str) -> Iterator[BinaryIO]:
         FileNotFoundError: there is no such file.
         OSError: it cannot be opened.
     """
-    *above, last = require_inside(name)
+    try:
+        descriptor = _open_below(folder, require_inside(name), name)
+    except OSError as error:  # says which folder, too
+        raise type(error)(error.errno, error.strerror, str(folder / name)) from None
+    with os.fdopen(descriptor, "rb") as file:
+        before = os.fstat(descriptor)
+        _require(before.st_mode, name)
+        yield file
+        if steady:
+            _require_unchanged(before, os.fstat(descriptor), name)
+
+
+def _open_below(folder: Path, parts: list[str], name: str) -> int:
+    """Return a descriptor of a regular file, reached from folder to folder without a link."""
+    *above, last = parts
     at = os.open(folder, _FOLDER)
     try:
         for part in above:
@@ -42,14 +61,9 @@ def open_inside(folder: Path, name: str) -> Iterator[BinaryIO]:
             os.close(at)
             at = inner
         _require(os.stat(last, dir_fd=at, follow_symlinks=False).st_mode, name)
-        descriptor = os.open(last, _FILE, dir_fd=at)
+        return os.open(last, _FILE, dir_fd=at)
     finally:
         os.close(at)
-    with os.fdopen(descriptor, "rb") as file:
-        before = os.fstat(descriptor)
-        _require(before.st_mode, name)
-        yield file
-        _require_unchanged(before, os.fstat(descriptor), name)
 
 
 @contextmanager

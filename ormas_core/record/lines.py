@@ -1,12 +1,13 @@
 """Splits a file into lines without ever holding more than one that is too long."""
 
+import hashlib
 from collections.abc import Iterator
 from typing import BinaryIO, Final
 
 from ormas_core.errors import RecordFormatError
 from ormas_core.record.strict import MAX_LINE
 
-_BLOCK: Final = 2**18
+_BLOCK: Final = 2**16
 
 
 class Lines:
@@ -14,22 +15,33 @@ class Lines:
 
     Attributes:
         torn_at: once read through, the byte at which a last line without newline begins, or None.
+        end: bytes read.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, *, hashed: bool = False) -> None:
         self._file = file
+        self._digest = hashlib.sha256() if hashed else None
         self.torn_at: int | None = None
+        self.end = 0
+
+    @property
+    def sha256(self) -> str:
+        """Digest of all bytes read; empty unless it was asked for."""
+        return self._digest.hexdigest() if self._digest is not None else ""
 
     def __iter__(self) -> Iterator[bytes]:
-        rest, end = b"", 0
+        rest = b""
         while block := self._file.read(_BLOCK):
-            end += len(block)
+            self.end += len(block)
+            if self._digest is not None:
+                self._digest.update(block)
             whole = (rest + block).split(b"\n")
             rest = whole.pop()
             yield from whole
             if len(rest) > MAX_LINE:
                 raise RecordFormatError(
-                    "line", f"the line at byte {end - len(rest)} is longer than {MAX_LINE} bytes"
+                    "line",
+                    f"the line at byte {self.end - len(rest)} is longer than {MAX_LINE} bytes",
                 )
         if rest:
-            self.torn_at = end - len(rest)
+            self.torn_at = self.end - len(rest)

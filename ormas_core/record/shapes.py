@@ -22,7 +22,8 @@ _INTEGER: Final = r"-?(?:0|[1-9][0-9]{0,14}+)"
 _NUMBER: Final = (
     rf'(?:{_INTEGER}(?:\.[0-9]{{1,40}}+)?(?:e[-+][0-9]{{1,2}}+)?|"(?:NaN|-?Infinity|-0\.0)")'
 )
-_HASH: Final = "[0-9a-f]{64}"
+_HASH: Final = "(?s:.{64})"
+"""Any 64 bytes: whoever reads the line compares them with the hash that must stand there."""
 _SCALARS: Final[Mapping[Any, str]] = {
     bool: "(?:true|false)",
     int: _INTEGER,
@@ -35,7 +36,8 @@ _SCALARS: Final[Mapping[Any, str]] = {
 def shapes() -> dict[bytes, re.Pattern[bytes]]:
     """Return the pattern of a whole line, without its newline, by kind of event.
 
-    Groups: `prev`, `seq` and `hash`. A kind whose values have rules of their own has no pattern.
+    Groups, in this order: `prev`, `seq` and `hash`. A kind whose values have rules of their own has
+    no pattern.
     """
     found = {}
     for kind, cls in EVENT_TYPES.items():
