@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from ormas_core.alarms import Rule as Rule
     from ormas_core.audit import verify_run as verify_run
     from ormas_core.config import MonitorConfig as MonitorConfig
+    from ormas_core.diff import Difference as Difference
+    from ormas_core.diff import RunDiff as RunDiff
+    from ormas_core.diff import diff_runs as diff_runs
     from ormas_core.errors import ConfigError as ConfigError
     from ormas_core.errors import KeyFileError as KeyFileError
     from ormas_core.errors import LayerPatternError as LayerPatternError
@@ -66,6 +69,9 @@ if TYPE_CHECKING:
     from ormas_core.record import read_run as read_run
     from ormas_core.record import sign_record as sign_record
     from ormas_core.record import verify_record as verify_record
+    from ormas_core.replay import Replay as Replay
+    from ormas_core.replay import parse_changes as parse_changes
+    from ormas_core.replay import replay_run as replay_run
     from ormas_core.report import summary as summary
     from ormas_core.sinks import LoggingSink as LoggingSink
     from ormas_core.sinks import MemorySink as MemorySink
@@ -99,6 +105,7 @@ _HOMES: Final = {
         "UnknownOptionError",
         "missing_extra",
     ),
+    "diff": ("Difference", "RunDiff", "diff_runs"),
     "events": (
         "Alarm",
         "AlarmCleared",
@@ -142,6 +149,7 @@ _HOMES: Final = {
         "sign_record",
         "verify_record",
     ),
+    "replay": ("Replay", "parse_changes", "replay_run"),
     "report": ("summary",),
     "sinks": ("LoggingSink", "MemorySink", "Sink"),
     "terms": (

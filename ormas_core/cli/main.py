@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final
 
-from ormas_core.cli import demo, keygen, sign, summary, verify
+from ormas_core.cli import demo, diff, keygen, replay, sign, summary, verify
 from ormas_core.errors import OrmasError
 from ormas_core.version import VERSION
 
@@ -20,6 +20,8 @@ COMMANDS: Final[Mapping[str, ModuleType]] = {
     "verify": verify,
     "keygen": keygen,
     "sign": sign,
+    "diff": diff,
+    "replay": replay,
 }
 """Each module has HELP, add_arguments(parser) and run(arguments) -> exit code."""
 

@@ -121,9 +121,7 @@ def scan_lines(
                 if event is None or scan.loud or event.kind.encode() not in quiet:
                     yield event
                 _require_taken(scan)
-            head = digest
-            count += 1
-            end += len(raw) + 1
+            head, count, end = digest, count + 1, end + len(raw) + 1
             if count == scan.pause_at:
                 scan.lines, scan.head, scan.end = count, head, end
                 yield Pause.HERE
