@@ -3,14 +3,14 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ormas_core.config import MonitorConfig
-from ormas_core.events import EVENT_TYPES, Event, Manifest, RunEnd
-from ormas_core.record import RecordWriter
+from ormas_core.events import EVENT_TYPES, CheckpointSaved, Event, Manifest, RunEnd
+from ormas_core.record import RecordWriter, model_files
 from ormas_core.terms import Mechanism, MechanismState, Status
 from ormas_core.testing import FakeClock, measurement, run_start
 
@@ -52,7 +52,13 @@ def run_end(steps: int = 1, status: Status = Status.HEALTHY, error: str | None =
 
 
 def write_run(
-    folder: Path, *, checks: int = 2, segment: int = 0, finished: bool = True, anchored: bool = True
+    folder: Path,
+    *,
+    checks: int = 2,
+    segment: int = 0,
+    finished: bool = True,
+    anchored: bool = True,
+    models: Sequence[Path] = (),
 ) -> None:
     """Write a small run, or a further segment of one, as the monitor would."""
     clock = FakeClock(tick=1_000 + segment)
@@ -73,6 +79,8 @@ def write_run(
             put(measurement(step, {"head": 1.5 + step, "body": None}, loss=0.25))
             if anchored:
                 put(writer.anchor(step))
+        for model in models:
+            put(CheckpointSaved(step=checks, path=str(model), files=model_files(model)))
         if finished:
             put(run_end(checks))
             if anchored:
