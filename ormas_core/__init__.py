@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ormas_core.host import Host as Host
     from ormas_core.messages import describe as describe
     from ormas_core.monitor import Monitor as Monitor
+    from ormas_core.options import DEFAULT_OUT as DEFAULT_OUT
     from ormas_core.options import MonitorOptions as MonitorOptions
     from ormas_core.options import check_options as check_options
     from ormas_core.record import ANCHORS_TAG as ANCHORS_TAG
@@ -134,7 +135,7 @@ _HOMES: Final = {
     "host": ("Host",),
     "messages": ("describe",),
     "monitor": ("Monitor",),
-    "options": ("MonitorOptions", "check_options"),
+    "options": ("DEFAULT_OUT", "MonitorOptions", "check_options"),
     "record": (
         "ANCHORS_TAG",
         "RecordWriter",

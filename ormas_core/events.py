@@ -25,30 +25,24 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from ormas_core.config import MonitorConfig
+from ormas_core.record_events import CheckpointSaved, EventBase, RecordGap, RunResumed
 from ormas_core.terms import (
     ChannelSummary,
     Diagnosis,
     Mechanism,
     NonfiniteCount,
     OutputGradient,
-    SavedFile,
     Severity,
     Stage,
     Status,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
-    step: int
-    time_ns: int = 0
-
-    kind: ClassVar[str]
-    severity: ClassVar[Severity] = Severity.INFO
+__all__ = ["EVENT_TYPES", "CheckpointSaved", "Event", "RecordGap", "RunResumed"]
+"""What is imported from here and defined elsewhere, beside the two tables of all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStart(_Event):
+class RunStart(EventBase):
     """A run, or a further segment of one, begins.
 
     Attributes:
@@ -83,47 +77,7 @@ class RunStart(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunResumed(_Event):
-    """A training goes on where an earlier process left it; the record goes on at its end.
-
-    Attributes:
-        attempt: calls of `step()` before this one, as in a measurement.
-        restored: whether baselines and open alarms are those of the checkpoint; they are new
-            otherwise.
-        head: hash of the record line before this segment, zeros if it is the first one here.
-        lines: record lines before this segment.
-        metrics_rows: metrics rows before this segment.
-        reached: the largest step that the record names before this segment; None if there is none.
-        repeated: steps that are recorded already and are done again.
-        ended: whether the segment before this one has its end.
-        checkpoint_head: the chain head when the state was saved; None if no state was restored, or
-            if it is that of another record.
-        checkpoint_lines: record lines when the state was saved; None likewise.
-        checkpoint_rows: metrics rows when the state was saved; None likewise.
-        torn_record_bytes: length of a torn last line of the record that was cut off.
-        torn_metrics_bytes: length of a torn last metrics row that was cut off.
-        detail: why nothing was restored.
-    """
-
-    kind: ClassVar[str] = "run_resumed"
-    attempt: int
-    restored: bool
-    head: str
-    lines: int
-    metrics_rows: int
-    reached: int | None
-    repeated: int
-    ended: bool
-    checkpoint_head: str | None = None
-    checkpoint_lines: int | None = None
-    checkpoint_rows: int | None = None
-    torn_record_bytes: int = 0
-    torn_metrics_bytes: int = 0
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest(_Event):
+class Manifest(EventBase):
     """What is observed in this run and what is not, with the reason. The latest one counts."""
 
     kind: ClassVar[str] = "manifest"
@@ -131,7 +85,7 @@ class Manifest(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement(_Event):
+class Measurement(EventBase):
     """What one check read: a row of `metrics.jsonl` and the only input of the alarm rules.
 
     Attributes:
@@ -172,7 +126,7 @@ class Measurement(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Alarm(_Event):
+class Alarm(EventBase):
     """A layer's gradient left its own baseline. One per episode; `AlarmCleared` ends it.
 
     Attributes:
@@ -195,7 +149,7 @@ class Alarm(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlarmCleared(_Event):
+class AlarmCleared(EventBase):
     """A layer's gradient is back at its baseline."""
 
     kind: ClassVar[str] = "alarm_cleared"
@@ -207,7 +161,7 @@ class AlarmCleared(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossSpike(_Event):
+class LossSpike(EventBase):
     """The loss jumped above its baseline. `LossRecovered` ends the episode."""
 
     kind: ClassVar[str] = "loss_spike"
@@ -218,7 +172,7 @@ class LossSpike(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossRecovered(_Event):
+class LossRecovered(EventBase):
     """The loss is back at its baseline."""
 
     kind: ClassVar[str] = "loss_recovered"
@@ -228,7 +182,7 @@ class LossRecovered(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteLoss(_Event):
+class NonfiniteLoss(EventBase):
     """The loss is NaN or infinite. One per episode."""
 
     kind: ClassVar[str] = "nonfinite_loss"
@@ -237,7 +191,7 @@ class NonfiniteLoss(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NonfiniteGradient(_Event):
+class NonfiniteGradient(EventBase):
     """Gradients are NaN or infinite. One per episode, and again when the first layer changes.
 
     Attributes:
@@ -261,7 +215,7 @@ class NonfiniteGradient(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SkippedStep(_Event):
+class SkippedStep(EventBase):
     """A loss scaler will skip this update because gradients overflowed: normal now and then."""
 
     kind: ClassVar[str] = "skipped_step"
@@ -271,7 +225,7 @@ class SkippedStep(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotLearning(_Event):
+class NotLearning(EventBase):
     """No update has been applied for a while: the loss scaler skips every one.
 
     Attributes:
@@ -292,7 +246,7 @@ class NotLearning(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NoGradients(_Event):
+class NoGradients(EventBase):
     """A check saw no gradient anywhere. Said once; `counts` of the run end has the number.
 
     Attributes:
@@ -308,7 +262,7 @@ class NoGradients(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LossReduced(_Event):
+class LossReduced(EventBase):
     """The loss was given with several elements and its mean is recorded. Said once."""
 
     kind: ClassVar[str] = "loss_reduced"
@@ -316,7 +270,7 @@ class LossReduced(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkError(_Event):
+class SinkError(EventBase):
     """A sink failed and was dropped; training and the other sinks go on."""
 
     kind: ClassVar[str] = "sink_error"
@@ -326,7 +280,7 @@ class SinkError(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorError(_Event):
+class MonitorError(EventBase):
     """The monitor itself failed and stopped watching; training goes on."""
 
     kind: ClassVar[str] = "monitor_error"
@@ -335,38 +289,7 @@ class MonitorError(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecordGap(_Event):
-    """Some events were not recorded for want of room; those after this one are.
-
-    Attributes:
-        error: what the operating system said.
-        events: events that are missing from the record right before this line.
-        measurements: measurements that are missing from the metrics.
-    """
-
-    kind: ClassVar[str] = "record_gap"
-    severity: ClassVar[Severity] = Severity.WARNING
-    error: str
-    events: int
-    measurements: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSaved(_Event):
-    """A model that was saved, as it was when it was named to the monitor.
-
-    Attributes:
-        path: the file or folder as it was named.
-        files: its files.
-    """
-
-    kind: ClassVar[str] = "checkpoint_saved"
-    path: str
-    files: tuple[SavedFile, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Anchor(_Event):
+class Anchor(EventBase):
     """Pins both files at a moment, and goes to the sinks, so that a copy exists elsewhere.
 
     Attributes:
@@ -387,7 +310,7 @@ class Anchor(_Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunEnd(_Event):
+class RunEnd(EventBase):
     """A run, or a segment of one, ends.
 
     Attributes:

@@ -1,7 +1,7 @@
 """What drives the training loop, as far as the monitor must know."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ormas_core.terms import Mechanism, Stage
 
@@ -20,6 +20,8 @@ class Host:
         compiled: whether the host runs the model through `torch.compile` behind a wrapper of its
             own, so that the model given does not show it.
         notes: manifest lines only the host can know.
+        state: what `Monitor.state_dict()` returned when the checkpoint was saved that the host
+            resumes from; None where it does not resume.
     """
 
     framework: str
@@ -29,6 +31,7 @@ class Host:
     run_id: str = ""
     compiled: bool = False
     notes: tuple[Mechanism, ...] = ()
+    state: Any = None
 
 
 PLAIN_LOOP: Final = Host(framework="torch")

@@ -125,7 +125,7 @@ def _describe_resumed(event: RunResumed) -> str:
         text += f"; {event.repeated} steps up to {event.reached} are done again"
     if not event.ended and event.lines:
         text += "; what came before has no end"
-    torn = event.torn_record_bytes + event.torn_metrics_bytes
+    torn = int(event.torn_record_bytes) + int(event.torn_metrics_bytes)
     return text + (f"; {torn} bytes of a torn last line were cut off." if torn else ".")
 
 

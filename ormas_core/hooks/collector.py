@@ -81,6 +81,11 @@ class Collector:
         """Updates that the loss scaler is known to have skipped."""
         return self._ledger.skipped
 
+    @property
+    def ledger(self) -> ScaleLedger:
+        """What the loss scaler is known to have done."""
+        return self._ledger
+
     def settle(self, attempt: int) -> None:
         """Ask the loss scaler, if there is one, what it did since the last check.
 
