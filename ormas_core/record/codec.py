@@ -56,10 +56,11 @@ def decode(members: Mapping[str, Json]) -> Event:
     kind = members.get("event")
     cls = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise RecordFormatError(str(kind), f"unknown event kind {kind!r}")
+        raise RecordFormatError(_shown(kind), f"unknown event kind {_shown(kind)}")
     if members.get("severity") != cls.severity.value:
+        found = _shown(members.get("severity"))
         raise RecordFormatError(
-            "severity", f"{kind}: severity is {members.get('severity')!r}, not {cls.severity.value}"
+            "severity", f"{kind}: severity is {found}, not {cls.severity.value}"
         )
     fields = {name: value for name, value in members.items() if name not in LINE_MEMBERS}
     event: Event = _decoder(cast("Any", cls))(fields, str(kind))
@@ -151,13 +152,20 @@ def _decode_enum(cls: type[Enum], value: Json, at: str) -> Enum:
     try:
         return cls(value)
     except ValueError:
-        raise RecordFormatError(at, f"{at}: {value!r} is no {cls.__name__}") from None
+        raise RecordFormatError(at, f"{at}: {_shown(value)} is no {cls.__name__}") from None
 
 
 def _require(value: Json, cls: type, at: str) -> Any:
     if not isinstance(value, cls) or (isinstance(value, bool) and cls is not bool):
         raise RecordFormatError(at, f"{at}: expected {cls.__name__}, found {type(value).__name__}")
     return value
+
+
+def _shown(value: Json) -> str:
+    """Return a value for a message; what a stranger wrote may be long."""
+    if isinstance(value, list | dict):
+        return type(value).__name__
+    return repr(value[:40] if isinstance(value, str) else value)[:60]
 
 
 def _text(value: str) -> str:
@@ -199,7 +207,7 @@ def _decode_float(value: Json, at: str) -> float:
     if isinstance(value, str) and value in _SPECIAL_FLOATS:
         return _SPECIAL_FLOATS[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordFormatError(at, f"{at}: expected a number, found {value!r:.40}")
+        raise RecordFormatError(at, f"{at}: expected a number, found {_shown(value)}")
     try:
         return float(value)
     except OverflowError:

@@ -30,18 +30,24 @@ class Lines:
         return self._digest.hexdigest() if self._digest is not None else ""
 
     def __iter__(self) -> Iterator[bytes]:
-        rest = b""
+        parts: list[bytes] = []
+        length = 0  # of the line that is not whole yet
         while block := self._file.read(_BLOCK):
             self.end += len(block)
             if self._digest is not None:
                 self._digest.update(block)
-            whole = (rest + block).split(b"\n")
-            rest = whole.pop()
+            whole = block.split(b"\n")
+            if len(whole) > 1:
+                whole[0] = b"".join((*parts, whole[0]))
+                parts, length = [], 0
+            last = whole.pop()
             yield from whole
-            if len(rest) > MAX_LINE:
+            parts.append(last)
+            length += len(last)
+            if length > MAX_LINE:
+                at = self.end - length
                 raise RecordFormatError(
-                    "line",
-                    f"the line at byte {self.end - len(rest)} is longer than {MAX_LINE} bytes",
+                    "line", f"it begins at byte {at} and is over {MAX_LINE} long"
                 )
-        if rest:
-            self.torn_at = self.end - len(rest)
+        if length:
+            self.torn_at = self.end - length

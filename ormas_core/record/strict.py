@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ormas_core.errors import RecordFormatError
 
-MAX_LINE: Final = 16 * 2**20
+MAX_LINE: Final = 8 * 2**20
 """Bytes of the longest line that is read; the writer refuses to write a longer one."""
 
 MAX_VALUES: Final = 400_000
