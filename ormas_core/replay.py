@@ -232,7 +232,7 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         kind = type(getattr(defaults, name, ""))
-        if not equals or kind not in (int, float, str):
+        if not (name and equals) or kind not in (int, float, str):
             raise ConfigError("--set", f"--set wants NAME=VALUE of a number; got {text!r}.")
         try:
             found[name] = kind(value)

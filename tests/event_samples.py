@@ -11,7 +11,7 @@ from typing import Any
 from ormas_core.config import MonitorConfig
 from ormas_core.events import EVENT_TYPES, CheckpointSaved, Event, Manifest, RunEnd
 from ormas_core.record import RecordWriter, model_files
-from ormas_core.terms import Mechanism, MechanismState, Status
+from ormas_core.terms import Mechanism, MechanismState, SavedFile, Status
 from ormas_core.testing import FakeClock, measurement, run_start
 
 
@@ -20,6 +20,9 @@ def sample(tp: Any) -> Any:
     origin, args = typing.get_origin(tp), typing.get_args(tp)
     if tp is MonitorConfig:
         return MonitorConfig(layers=("encoder.*", "head"), check_every=7, sigma=3.25)
+    if tp is CheckpointSaved:  # its files are those of one model
+        files = [SavedFile(name=f"text/{n}", bytes=3, sha256="0" * 64) for n in range(2)]
+        return CheckpointSaved(step=3, time_ns=3, path="text", files=tuple(files))
     if dataclasses.is_dataclass(tp):
         hints = typing.get_type_hints(tp)
         return tp(**{field.name: sample(hints[field.name]) for field in dataclasses.fields(tp)})
