@@ -28,8 +28,9 @@ class RunResumed(EventBase):
         head: hash of the record line before this segment, zeros if it is the first one here.
         lines: record lines before this segment.
         metrics_rows: metrics rows before this segment.
-        reached: the largest step that the record names before this segment; None if there is none.
-        repeated: steps that are recorded already and are done again.
+        reached: updates that the checks before this segment know to have been made, or begun; None
+            if this is the first segment here.
+        repeated: how many of them are made again.
         ended: whether the segment before this one has its end.
         checkpoint_head: the chain head when the state was saved; None if no state was restored, or
             if it is that of another record.

@@ -86,7 +86,7 @@ def look_back(folder: Path) -> Earlier | None:
                 case RunEnd():
                     reached, ended = max(reached, event.steps), True
                 case Anchor():
-                    reached = max(reached, event.step)
+                    reached = max(reached, event.step + (not ended))
                 case _:
                     pass
     last, row = last_line(path), last_line(folder / METRICS_FILE)
@@ -98,7 +98,7 @@ def look_back(folder: Path) -> Earlier | None:
         head=last.hash,
         lines=last.seq + 1,
         metrics_rows=row.seq + 1 if row else 0,
-        reached=max(reached, last.event.step, row.event.step if row else 0),
+        reached=max(reached, row.event.step + 1 if row else 0),
         ended=ended,
     )
 
