@@ -33,6 +33,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/run.py
+	PYTHONPATH=.:tests $(BIN)/python tests/bench/verify.py
 
 # How many mutated run folders `fuzz-record` verifies.
 N ?= 20000
