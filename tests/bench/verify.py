@@ -1,7 +1,7 @@
 """`make bench`, the part on `verify`: events a second and peak memory for 200,000 events.
 
 The record is written by the writer, with an anchor after every 20 checks, and verified in a process
-of its own. Nothing is asserted: machines differ and are shared, so processor time is taken, and that
+of its own. Nothing is asserted: machines differ and are shared, so it is processor time, and that
 of `json.loads` on the same lines is printed beside it.
 """
 
