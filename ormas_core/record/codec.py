@@ -85,7 +85,7 @@ def _encoder(tp: Any) -> _Encoder:
         return lambda value: None if value is None else inner(value)
     if origin is tuple:
         item = _encoder(args[0])
-        return lambda value: [item(element) for element in value]
+        return lambda value: list(value) if _is_plain(value) else [item(part) for part in value]
     if origin is Mapping:
         item = _encoder(args[1])
         return lambda value: {_text(key): item(element) for key, element in value.items()}
@@ -172,6 +172,14 @@ def _text(value: str) -> str:
     """Return `value` with lone surrogates, which UTF-8 cannot spell, escaped."""
     text = str(value)  # a numpy text is one too, and no plain one
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_plain(values: tuple[Any, ...]) -> bool:
+    """Whether all are texts, or all numbers, that JSON spells as they are: the names and norms."""
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return "".join(values).isascii()
+    return kinds == {float} and all(map(math.isfinite, values)) and 0.0 not in values
 
 
 def _encode_decimal(value: int) -> str:
