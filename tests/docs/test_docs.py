@@ -223,7 +223,8 @@ def test_block(block: Block, workshop: Workshop) -> None:
             assert ran.code == 0, f"{block} ends with exit code {ran.code}, and no echo $?"
             assert ran.steps, f"{block} has no command"
         case "sh":
-            missing = [tool for tool in ("openssl", "sha256sum", "base64") if not shutil.which(tool)]
+            needed = ("openssl", "sha256sum", "base64")
+            missing = [tool for tool in needed if shutil.which(tool) is None]
             if missing:
                 pytest.skip(f"{block} needs {', '.join(missing)}, which this machine does not have")
             ran = workshop.run(block)
