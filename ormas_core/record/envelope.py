@@ -41,10 +41,11 @@ def read_envelope(folder: Path) -> Signed:
         RecordFormatError: it is no DSSE envelope of a Statement in its canonical spelling.
         RecordChangedError: it was changed while it was being read.
     """
-    from securesystemslib.dsse import Envelope
-
     with open_inside(folder, SEAL_FILE) as file:
         data = file.read(MAX_SEAL + 1)
+
+    from securesystemslib.dsse import Envelope  # a tenth of a second, for those with a seal
+
     if len(data) > MAX_SEAL:
         raise RecordFormatError(SEAL_FILE, f"{SEAL_FILE} is longer than {MAX_SEAL} bytes")
     try:
