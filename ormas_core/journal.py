@@ -77,7 +77,7 @@ class Journal:
         for path in models if self.record is not None else ():
             try:
                 files = model_files(path)
-            except (OSError, ValueError) as failure:
+            except Exception as failure:  # noqa: BLE001 - the end is written whatever a path is
                 _LOG.error("The model %s is not bound to the record: %s", path, failure)
             else:
                 self.say(CheckpointSaved(step=steps, path=os.fspath(path), files=files))

@@ -150,9 +150,9 @@ class RecordWriter:
         """Append a line, or count it as lost for want of room; return whether it is there."""
         file = self._metrics if isinstance(event, Measurement) else self._record
         try:
-            file.append(event)
             if isinstance(event, Anchor):
-                self._metrics.sync()
+                self._metrics.sync()  # before any disk can have the line that pins these rows
+            file.append(event)
             if isinstance(event, Anchor | RunEnd) or event.severity is Severity.CRITICAL:
                 self._record.sync()
         except OSError as error:

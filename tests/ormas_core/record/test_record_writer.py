@@ -359,6 +359,48 @@ def test_a_killed_run_leaves_a_valid_prefix(tmp_path: Path) -> None:
     assert "INTERRUPTED" in said["completeness"]
 
 
+def test_what_must_survive_a_power_cut_is_forced_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Critical events, anchors and the end; the rows that an anchor pins before the anchor."""
+    writer = RecordWriter(tmp_path)
+    writer.write(run_start())
+    forced: list[tuple[str, int]] = []
+
+    def fsync(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        forced.append((name, len((tmp_path / RECORD_FILE).read_bytes().splitlines())))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer.write(LossReduced(step=1, elements=2))
+    writer.write(measurement(1, {"head": 1.0}))
+    assert forced == []
+    writer.write(event_samples.sample_events()["nonfinite_loss"])
+    writer.write(writer.anchor(1))
+    writer.write(event_samples.run_end())
+    writer.close()
+    assert forced == [(RECORD_FILE, 3), (METRICS_FILE, 3), (RECORD_FILE, 4), (RECORD_FILE, 5)]
+
+
+def test_a_disk_that_cannot_be_forced_costs_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some file systems refuse; the lines are written all the same."""
+
+    def refuse(descriptor: int) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    writer = RecordWriter(tmp_path)
+    writer.write(run_start())
+    for step in range(3):
+        writer.write(writer.anchor(step))
+    writer.close()
+    assert len(caplog.records) == 2  # one for each file
+    assert all("could not be forced" in record.message for record in caplog.records)
+    assert len(list(read_record(tmp_path))) == 4
+
+
 def test_equal_events_make_different_lines(tmp_path: Path) -> None:
     """Number and link make every line unique, so a repetition cannot hide."""
     writer = RecordWriter(tmp_path)
