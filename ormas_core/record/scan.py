@@ -1,6 +1,7 @@
 """One pass over a chained file: every hash, every link, every number, and what the lines are."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def scan_lines(
                 scan.lines, scan.head, scan.end = count, head, end
                 if canonical and not scan.uncanonical:
                     _compare(scan, body)
-                event = _decode(scan, members or load_object(body))
+                event = _decode(scan, members or json.loads(body))  # as strict: it has matched
                 if event is None or scan.loud or event.kind.encode() not in quiet:
                     yield event
                 _require_taken(scan)
