@@ -229,7 +229,7 @@ class _LossReader:
 
 def _saved_state(state: TrainerState, key: str) -> Any:
     """Return the state of the checkpoint that the Trainer resumes from; None if it has none."""
-    kept: Any = state.stateful_callbacks
+    kept = getattr(state, "stateful_callbacks", None)
     saved = kept.get(key) if isinstance(kept, dict) else None
     return saved.get("attributes") if isinstance(saved, Mapping) else None
 
