@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench fuzz-record clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,13 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python tests/bench/run.py
+	PYTHONPATH=.:tests $(BIN)/python tests/bench/verify.py
+
+# How many mutated run folders `fuzz-record` verifies.
+N ?= 20000
+
+fuzz-record: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/record.py $(N)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ormas_demo

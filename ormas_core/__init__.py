@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from ormas_core.across import GradientSlope as GradientSlope
     from ormas_core.alarms import AlarmEngine as AlarmEngine
     from ormas_core.alarms import Rule as Rule
+    from ormas_core.audit import verify_run as verify_run
     from ormas_core.certificate_events import Certificate as Certificate
     from ormas_core.certificate_events import CertificateRefused as CertificateRefused
     from ormas_core.certificate_events import CertificateRevoked as CertificateRevoked
@@ -25,13 +26,19 @@ if TYPE_CHECKING:
     from ormas_core.claims import Refusal as Refusal
     from ormas_core.claims import UnitKind as UnitKind
     from ormas_core.config import MonitorConfig as MonitorConfig
+    from ormas_core.diff import Difference as Difference
+    from ormas_core.diff import RunDiff as RunDiff
+    from ormas_core.diff import diff_runs as diff_runs
     from ormas_core.errors import CertifyError as CertifyError
     from ormas_core.errors import ConfigError as ConfigError
+    from ormas_core.errors import KeyFileError as KeyFileError
     from ormas_core.errors import LayerPatternError as LayerPatternError
     from ormas_core.errors import MissingExtraError as MissingExtraError
     from ormas_core.errors import OrmasError as OrmasError
+    from ormas_core.errors import RecordChangedError as RecordChangedError
     from ormas_core.errors import RecordExistsError as RecordExistsError
     from ormas_core.errors import RecordFormatError as RecordFormatError
+    from ormas_core.errors import RecordLockedError as RecordLockedError
     from ormas_core.errors import UnknownOptionError as UnknownOptionError
     from ormas_core.errors import missing_extra as missing_extra
     from ormas_core.events import Alarm as Alarm
@@ -61,14 +68,27 @@ if TYPE_CHECKING:
     from ormas_core.host import Host as Host
     from ormas_core.messages import describe as describe
     from ormas_core.monitor import Monitor as Monitor
+    from ormas_core.options import DEFAULT_OUT as DEFAULT_OUT
     from ormas_core.options import MonitorOptions as MonitorOptions
     from ormas_core.options import check_options as check_options
+    from ormas_core.record import ANCHORS_TAG as ANCHORS_TAG
     from ormas_core.record import RecordWriter as RecordWriter
     from ormas_core.record import Verification as Verification
+    from ormas_core.record import make_keys as make_keys
+    from ormas_core.record import model_files as model_files
+    from ormas_core.record import parse_heads as parse_heads
+    from ormas_core.record import read_heads as read_heads
     from ormas_core.record import read_metrics as read_metrics
     from ormas_core.record import read_record as read_record
     from ormas_core.record import read_run as read_run
+    from ormas_core.record import sign_record as sign_record
     from ormas_core.record import verify_record as verify_record
+    from ormas_core.record_events import CheckpointSaved as CheckpointSaved
+    from ormas_core.record_events import RecordGap as RecordGap
+    from ormas_core.record_events import RunResumed as RunResumed
+    from ormas_core.replay import Replay as Replay
+    from ormas_core.replay import parse_changes as parse_changes
+    from ormas_core.replay import replay_run as replay_run
     from ormas_core.report import summary as summary
     from ormas_core.sinks import LoggingSink as LoggingSink
     from ormas_core.sinks import MemorySink as MemorySink
@@ -82,6 +102,7 @@ if TYPE_CHECKING:
     from ormas_core.terms import MechanismState as MechanismState
     from ormas_core.terms import NonfiniteCount as NonfiniteCount
     from ormas_core.terms import OutputGradient as OutputGradient
+    from ormas_core.terms import SavedFile as SavedFile
     from ormas_core.terms import Severity as Severity
     from ormas_core.terms import Signal as Signal
     from ormas_core.terms import Stage as Stage
@@ -102,18 +123,23 @@ _HOMES: Final = {
     ),
     "certification": ("Certificates", "certify"),
     "claims": ("CertificateClass", "Claim", "Refusal", "UnitKind"),
+    "audit": ("verify_run",),
     "config": ("MonitorConfig",),
     "errors": (
         "CertifyError",
         "ConfigError",
+        "KeyFileError",
         "LayerPatternError",
         "MissingExtraError",
         "OrmasError",
+        "RecordChangedError",
         "RecordExistsError",
         "RecordFormatError",
+        "RecordLockedError",
         "UnknownOptionError",
         "missing_extra",
     ),
+    "diff": ("Difference", "RunDiff", "diff_runs"),
     "events": (
         "Alarm",
         "AlarmCleared",
@@ -139,15 +165,23 @@ _HOMES: Final = {
     "host": ("Host",),
     "messages": ("describe",),
     "monitor": ("Monitor",),
-    "options": ("MonitorOptions", "check_options"),
+    "options": ("DEFAULT_OUT", "MonitorOptions", "check_options"),
     "record": (
+        "ANCHORS_TAG",
         "RecordWriter",
         "Verification",
+        "make_keys",
+        "model_files",
+        "parse_heads",
+        "read_heads",
         "read_metrics",
         "read_record",
         "read_run",
+        "sign_record",
         "verify_record",
     ),
+    "record_events": ("CheckpointSaved", "RecordGap", "RunResumed"),
+    "replay": ("Replay", "parse_changes", "replay_run"),
     "report": ("summary",),
     "sinks": ("LoggingSink", "MemorySink", "Sink"),
     "terms": (
@@ -160,6 +194,7 @@ _HOMES: Final = {
         "MechanismState",
         "NonfiniteCount",
         "OutputGradient",
+        "SavedFile",
         "Severity",
         "Signal",
         "Stage",

@@ -39,6 +39,8 @@ class MonitorConfig:
         seed: seed of the numbers that repairs draw.
         slope_min_layers: layers of one kind that a steady slope of gradients must run through.
         slope_min_decades: factors of ten from one end of such a slope to the other.
+        lock_stale: seconds without a sign of life after which the run folder of a process on
+            another machine may be taken over.
     """
 
     layers: tuple[str, ...] | None = None
@@ -52,6 +54,7 @@ class MonitorConfig:
     loss_spike_ratio: float = 1.5
     skipped_steps_limit: int = 25
     anchor_every: int = 20
+    lock_stale: float = 600.0
     patience: int = 4
     lr_max: float | None = None
     certify_optimizers: tuple[str, ...] = ()
@@ -102,6 +105,7 @@ _NUMBERS: Final[Mapping[str, float]] = {
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
     "slope_min_decades": 1.0,
+    "lock_stale": 1.0,
 }
 
 

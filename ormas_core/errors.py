@@ -41,8 +41,20 @@ class RecordExistsError(OrmasError, FileExistsError):
         return str(self.args[0])
 
 
+class RecordLockedError(OrmasError, RuntimeError):
+    """Another writer has the run folder, or has taken it over."""
+
+
 class RecordFormatError(OrmasError, ValueError):
     """A line of a record cannot be read as what it claims to be."""
+
+
+class RecordChangedError(OrmasError, RuntimeError):
+    """A file was changed while it was being read, so that nothing can be said about it."""
+
+
+class KeyFileError(OrmasError, ValueError):
+    """A file does not hold the key that is needed."""
 
 
 class MissingExtraError(OrmasError, ImportError):

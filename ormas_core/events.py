@@ -3,6 +3,7 @@
 Where each is said, in a training loop::
 
     monitor = Monitor(model, optimizer)      # RunStart, Manifest
+    monitor.load_state_dict(checkpoint)      # RunResumed, if the training goes on
     for batch in data:
         loss = model(batch)
         loss.backward()
@@ -15,9 +16,9 @@ Where each is said, in a training loop::
                                              #   CertificateRefused, CertificateRevoked,
                                              #   Channels, ChannelsCleared, Repair;
                                              #   now and then an Anchor; at any time a
-                                             #   SinkError or a MonitorError
+                                             #   SinkError, a MonitorError or a RecordGap
         optimizer.step()
-    monitor.close()                          # RunEnd, Anchor
+    monitor.close(models=[...])              # CheckpointSaved, RunEnd, Anchor
 
 `step` means one thing everywhere: optimizer updates completed before this one (first check: 0).
 `seq`, `prev` and `hash` of a record line belong to the line, not to the event.
@@ -25,7 +26,7 @@ Where each is said, in a training loop::
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, get_args
 
 from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
@@ -38,6 +39,7 @@ from ormas_core.certificate_events import (
 )
 from ormas_core.config import MonitorConfig
 from ormas_core.event_base import BaseEvent
+from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.terms import (
     ChannelSummary,
     Diagnosis,
@@ -315,6 +317,8 @@ class Anchor(BaseEvent):
         lines: record lines before this one.
         metrics_head: hash of the last metrics row.
         metrics_rows: metrics rows so far.
+        metrics_bytes: size of `metrics.jsonl` with exactly these rows; None in records of format
+            version 1.
     """
 
     kind: ClassVar[str] = "anchor"
@@ -322,6 +326,7 @@ class Anchor(BaseEvent):
     lines: int
     metrics_head: str
     metrics_rows: int
+    metrics_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +352,7 @@ class RunEnd(BaseEvent):
 
 Event = (
     RunStart
+    | RunResumed
     | Manifest
     | Measurement
     | Alarm
@@ -370,35 +376,11 @@ Event = (
     | Repair
     | SinkError
     | MonitorError
+    | RecordGap
+    | CheckpointSaved
     | Anchor
     | RunEnd
 )
 
-EVENT_TYPES: Final[Mapping[str, type[Event]]] = {
-    "run_start": RunStart,
-    "manifest": Manifest,
-    "measurement": Measurement,
-    "alarm": Alarm,
-    "alarm_cleared": AlarmCleared,
-    "gradient_slope": GradientSlope,
-    "experts_starving": ExpertsStarving,
-    "expert_usage": ExpertUsage,
-    "loss_spike": LossSpike,
-    "loss_recovered": LossRecovered,
-    "nonfinite_loss": NonfiniteLoss,
-    "nonfinite_gradient": NonfiniteGradient,
-    "skipped_step": SkippedStep,
-    "not_learning": NotLearning,
-    "no_gradients": NoGradients,
-    "loss_reduced": LossReduced,
-    "certificate": Certificate,
-    "certificate_refused": CertificateRefused,
-    "certificate_revoked": CertificateRevoked,
-    "channels": Channels,
-    "channels_cleared": ChannelsCleared,
-    "repair": Repair,
-    "sink_error": SinkError,
-    "monitor_error": MonitorError,
-    "anchor": Anchor,
-    "run_end": RunEnd,
-}
+EVENT_TYPES: Final[Mapping[str, type[Event]]] = {cls.kind: cls for cls in get_args(Event)}
+"""Kind -> class, of every member of the union."""

@@ -1,9 +1,10 @@
 """From events to the facts a person reads. The only place where such numbers are derived."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from ormas_core.across import ExpertsStarving, GradientSlope
 from ormas_core.certificate_events import Channels, ChannelsCleared, Repair
@@ -23,6 +24,8 @@ from ormas_core.events import (
     RunStart,
     SinkError,
 )
+from ormas_core.record import decode, encode
+from ormas_core.record_events import RunResumed
 from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Severity, Status
 
 TROUBLE: Final = (
@@ -129,8 +132,10 @@ class FactsFold:
     counts: Counter[str] = field(default_factory=Counter)
     severities: Counter[Severity] = field(default_factory=Counter)
     head: str | None = None
+    attempts: int = 0
     end: RunEnd | None = None
     _earlier: list[Status] = field(default_factory=list)
+    _open_before: "_Open | None" = None
 
     def add(self, event: Event) -> None:
         """Take the next event."""
@@ -158,11 +163,13 @@ class FactsFold:
                 self.spike_open = False
                 spikes = [alarm for alarm in self.alarms if isinstance(alarm, LossSpike)]
                 self._clear(spikes[-1] if spikes else None, event.step)
+            case RunResumed():
+                self._resume(event)
             case Manifest():
                 self.mechanisms = event.mechanisms
             case Measurement():
                 self.checks += 1
-                self.steps = event.step
+                self.steps, self.attempts = event.step, event.attempt + 1
                 self.blind_checks += not event.has_gradient
             case Anchor():
                 self.head = event.head
@@ -216,6 +223,22 @@ class FactsFold:
             return Status.WARNINGS
         return Status.REPAIRED if self.repaired else Status.HEALTHY
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the verdict on a resumed run must not forget, as plain JSON values."""
+        return {
+            "severities": {severity.value: n for severity, n in self.severities.items()},
+            "open_layers": [encode(alarm) for alarm in self.open_layers.values()],
+            "spike_open": self.spike_open,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, or leave everything as it is."""
+        alarms = [decode(members) for members in state["open_layers"]]
+        counts = {Severity(name): int(n) for name, n in state["severities"].items()}
+        self.spike_open = bool(state["spike_open"])
+        self.severities = Counter(counts)
+        self.open_layers = {a.layer: a for a in alarms if isinstance(a, Alarm)}
+
     def totals(self) -> dict[str, int]:
         """Return the counts so far for a `RunEnd`; a monitor folds one segment only."""
         return {**self.counts, _BLIND: self.blind_checks}
@@ -239,6 +262,20 @@ class FactsFold:
                 self.cleared[place] = step
                 return
 
+    def _resume(self, event: RunResumed) -> None:
+        """Take back what is not over: the run that was interrupted goes on.
+
+        Alarms of steps that are done again were of weights that are gone, so they are over.
+        """
+        self._earlier = [status for status in self._earlier if status is not Status.INTERRUPTED]
+        if any(alarm.step >= event.step for alarm in self.alarms):
+            self._earlier.append(Status.WARNINGS)
+        if event.restored and self._open_before is not None:
+            before = self._open_before
+            self.open_layers.update({n: a for n, a in before.layers.items() if a.step < event.step})
+            spikes = [alarm for alarm in self.alarms if isinstance(alarm, LossSpike)]
+            self.spike_open |= before.spike and spikes[-1].step < event.step
+
     def _begin(self, event: RunStart) -> None:
         if self.start is not None:
             status = self.end.status if self.end else Status.INTERRUPTED
@@ -246,9 +283,50 @@ class FactsFold:
             # has nothing to say.
             if self.end is None or self.end.counts.get("attempts") != 0:
                 self._earlier.append(status)
+        self._open_before = _Open(self.open_layers, self.spike_open)
         self.start, self.end = event, None
         self.segments += 1
-        self.steps = self.checks = self.blind_checks = 0
+        self.steps = self.attempts = self.checks = self.blind_checks = 0
         self.open_layers, self.spike_open, self.mechanisms = {}, False, ()
         self.stuck, self.repaired = {}, 0
         self.severities = Counter()
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """The episodes that were open when a segment ended."""
+
+    layers: Mapping[str, Alarm]
+    spike: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LossFacts:
+    """The losses of a run at its checks, those that are not finite left out.
+
+    Attributes:
+        count: checks with a loss.
+        first: the first of them; NaN where there is none, like the others.
+        last: the last.
+        least: the smallest.
+    """
+
+    count: int = 0
+    first: float = math.nan
+    last: float = math.nan
+    least: float = math.nan
+
+
+def loss_facts(measurements: Iterable[Measurement]) -> LossFacts:
+    """Return what the losses of some measurements come to."""
+    found = LossFacts()
+    for measurement in measurements:
+        loss = measurement.loss
+        if loss is None or not math.isfinite(loss):
+            continue
+        if found.count == 0:
+            found = LossFacts(1, loss, loss, loss)
+        else:
+            least = min(found.least, loss)
+            found = LossFacts(found.count + 1, found.first, loss, least)
+    return found

@@ -1,7 +1,7 @@
 """What drives the training loop, as far as the monitor must know."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ormas_core.terms import Mechanism, Stage
 
@@ -22,6 +22,8 @@ class Host:
         gives_outputs: whether the host calls `note_output()` itself, so that losses are not asked
             for their graph.
         notes: manifest lines only the host can know.
+        state: what `Monitor.state_dict()` returned when the checkpoint was saved that the host
+            resumes from; None where it does not resume.
     """
 
     framework: str
@@ -32,6 +34,7 @@ class Host:
     compiled: bool = False
     gives_outputs: bool = False
     notes: tuple[Mechanism, ...] = ()
+    state: Any = None
 
 
 PLAIN_LOOP: Final = Host(framework="torch")

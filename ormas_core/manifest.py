@@ -2,7 +2,7 @@
 
 import platform
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ormas_core import ranks
@@ -89,6 +89,16 @@ class Sightings:
         self._loss = False
         self._clipped = False
         self._loss_problem = ""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run must not forget: checks, and in how many a layer was seen."""
+        return {"checks": self.checks, "seen": dict(self._seen)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, or leave everything as it is."""
+        checks, seen = int(state["checks"]), {n: int(s) for n, s in state["seen"].items()}
+        self.checks = checks
+        self._seen = {name: seen.get(name, 0) for name in self._seen}
 
     def note(self, reading: Reading) -> None:
         """Take what one check has seen."""

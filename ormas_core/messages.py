@@ -32,6 +32,7 @@ from ormas_core.events import (
     SinkError,
     SkippedStep,
 )
+from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.terms import Diagnosis, ExpertShare, MechanismState, Signal, Trend
 
 _MOST_UNITS: Final = 8
@@ -87,6 +88,8 @@ def describe(event: Event) -> str:
             return _describe_progress(event)
         case SinkError():
             return f"The sink {event.sink} failed and was dropped; training goes on: {event.error}"
+        case RunResumed() | RecordGap() | CheckpointSaved():
+            return _describe_record(event)
         case MonitorError():
             return f"The monitor failed and stopped watching; training goes on: {event.error}"
         case _:
@@ -158,6 +161,38 @@ def _describe_experts(event: ExpertsStarving | ExpertUsage) -> str:
 def _expert(share: ExpertShare) -> str:
     since = "never any" if share.since_step is None else f"none since step {share.since_step}"
     return f"{share.expert} ({since})"
+
+
+def _describe_record(event: RunResumed | RecordGap | CheckpointSaved) -> str:
+    match event:
+        case RunResumed():
+            return _describe_resumed(event)
+        case RecordGap():
+            return (
+                f"{event.events} events and {event.measurements} measurements are missing from the "
+                f"record here: {event.error}."
+            )
+        case CheckpointSaved():
+            return f"Model {event.path}: {len(event.files)} files."
+        case _:
+            assert_never(event)
+
+
+def _describe_resumed(event: RunResumed) -> str:
+    text = f"Resumed at step {event.step}"
+    if event.lines:
+        text += f" after line {event.lines} of the record, head {event.head[:12]}"
+    else:
+        text += " in a new record"
+    text += ", with the baselines of the checkpoint" if event.restored else ", with new baselines"
+    if event.detail:
+        text += f" ({event.detail})"
+    if event.repeated:
+        text += f"; {event.repeated} steps up to {event.reached} are done again"
+    if not event.ended and event.lines:
+        text += "; what came before has no end"
+    torn = int(event.torn_record_bytes) + int(event.torn_metrics_bytes)
+    return text + (f"; {torn} bytes of a torn last line were cut off." if torn else ".")
 
 
 def _describe_nonfinite(event: NonfiniteGradient) -> str:

@@ -4,10 +4,7 @@ import logging
 import os
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
 import torch
@@ -16,15 +13,16 @@ from torch import nn
 from ormas_core import ranks
 from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Event, Manifest, MonitorError, RunEnd
-from ormas_core.facts import FactsFold, RunFacts
+from ormas_core.events import Manifest, MonitorError
+from ormas_core.facts import RunFacts
 from ormas_core.hooks import Collector, Reading, Reduction, after_backward, select, unwrap_optimizer
 from ormas_core.host import PLAIN_LOOP, Host
+from ormas_core.journal import UNKNOWN, Paths, guard
 from ormas_core.manifest import Sightings, first_lines, run_start
 from ormas_core.options import DEFAULTS, SHORTCUTS, MonitorOptions, check_options, make_config
-from ormas_core.proofs import Proofs
-from ormas_core.record import RecordWriter
-from ormas_core.sinks import Fanout, LoggingSink, Sink
+from ormas_core.proofs import Proofs, hooks_off
+from ormas_core.resume import Memory, open_journal
+from ormas_core.sinks import Sink
 from ormas_core.terms import Stage
 
 _LOG: Final = logging.getLogger("ormas")
@@ -55,6 +53,7 @@ class Monitor:
         config: all settings; a keyword above counts where it differs from its default.
         overwrite: delete the record of an earlier run in `out`.
         verbose: log warnings and the verdict.
+        resume: continue the record in `out`, if there is one; see `load_state_dict`.
         host: what drives the loop; adapters pass it.
         clock: current unix time in nanoseconds; tests pass it.
 
@@ -62,6 +61,7 @@ class Monitor:
         ConfigError: an option cannot be used.
         LayerPatternError: `layers` matches nothing.
         RecordExistsError: `out` holds a record (on rank 0).
+        RecordLockedError: another process is writing one there (on rank 0).
     """
 
     def __init__(
@@ -82,17 +82,17 @@ class Monitor:
         overwrite: bool = False,
         verbose: bool = True,
         *,
+        resume: bool = False,
         host: Host = PLAIN_LOOP,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         shortcuts = (layers, check_every, patience, sigma, warmup)
         self.config = make_config(config, dict(zip(SHORTCUTS, shortcuts, strict=True)))
         others = MonitorOptions(out=out, repair=repair, scaler=scaler, sinks=sinks, name=name)
-        others = check_options({**others, "overwrite": overwrite, "verbose": verbose})
-        extra = tuple(others["sinks"])
+        flags = MonitorOptions(overwrite=overwrite, resume=resume, verbose=verbose)
+        others = check_options({**others, **flags})
         selection = select(model, self.config.layers, compiled=host.compiled)
         optimizer = unwrap_optimizer(optimizer)
-        self._host = host
         self._every = self.config.check_every
         self._attempt = self._skipped = 0
         self._reading: Reading | None = None
@@ -100,24 +100,22 @@ class Monitor:
         # An exception already being handled when the run began is not the one that ends it.
         self._handled = sys.exc_info()[1]
         self._collector: Collector | None = Collector(selection, optimizer, scaler)
-        # A monitor that is dropped without close() takes its process-wide hook along.
-        weakref.finalize(self, self._collector.watch.detach)
         self._alarms = AlarmEngine(self.config)
-        optimizers = [optimizer] if optimizer is not None else []
-        self._proofs = Proofs(selection, optimizers, self.config, repair)
-        self._facts = FactsFold()
-
-        self._record = None
-        if ranks.writes():
-            self._record = RecordWriter(out, overwrite=overwrite, append=host.segment > 0)
-            extra = (self._record, *extra, *([LoggingSink()] if verbose else []))
-        self._fanout = Fanout(extra if self._record else (), clock)
+        self._proofs = Proofs(selection, [optimizer] if optimizer else [], self.config, repair)
+        self._journal, host = open_journal(self.config, host, others, clock)
+        self._host, self._emit, self._facts = host, self._journal.say, self._journal.facts
+        # A monitor that is dropped, or left open at exit, ends its record and takes its hook along.
+        guard(self, hooks_off(self._collector.watch, self._proofs), self._journal)
         self._emit(start := run_start(selection, self.config, host, optimizer, name))
         self.run_id = start.run_id
         lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup)
         self._emit(Manifest(step=0, mechanisms=lines))
-        if not host.prepares:
+        ledger = self._collector.ledger
+        self._memory = Memory(self._journal, self._alarms, ledger, self._sightings)
+        if host.state is not None:
+            self.load_state_dict(host.state)
+        elif not host.prepares:
             self.prepare()
 
     @property
@@ -165,30 +163,21 @@ class Monitor:
                 self.note_output(loss)
 
     def note_output(self, output: Any) -> None:
-        """Take what one micro-batch's gradients are computed from, for certificates.
-
-        For hosts with `gives_outputs`, whose losses may be computed where they cannot be seen.
+        """Take what the gradients of one micro-batch are computed from: what proofs are about.
 
         Args:
-            output: the loss, or everything the model returned, however nested; its graph is read
-                at once and nothing of it is kept.
+            output: the loss, or everything the model returned; only its graph is read, at once.
         """
         if self._sampling and self._reading is None:
             self._safely(lambda: self._proofs.note(output))
 
     def capture(self, stage: Stage) -> None:
-        """Make the check of this optimizer step now; the next `step()` only judges it.
-
-        For hosts that see the gradients at a better moment than `step()`, such as before clipping.
-        """
+        """Read the gradients now, such as before clipping; the next `step()` only judges them."""
         if self._sampling and self._reading is None:
             self._safely(lambda: self._capture(stage))
 
     def capture_after_backward(self, loss: Any, stage: Stage) -> None:
-        """Do `capture` at the end of the next backward pass through `loss`, a tensor with a graph.
-
-        That is after data-parallel reduction and before the host can clip.
-        """
+        """Do `capture` when the next backward pass through `loss` is done and reduced."""
         if self._sampling and isinstance(loss, torch.Tensor) and loss.requires_grad:
             self._safely(lambda: after_backward(loss, lambda: self.capture(stage)))
 
@@ -207,13 +196,35 @@ class Monitor:
         if not self._host.prepares:
             self.prepare()
 
-    def close(self, error: BaseException | None = None, *, completed: bool = True) -> None:
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed training needs, to be saved with its checkpoint: plain values."""
+        return self._memory.save(self._attempt)
+
+    def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
+        """Go on with steps, baselines and open alarms where a `state_dict` was taken.
+
+        Call it before the first `step()`; later it does nothing. A state that cannot be used leaves
+        the baselines new, and the record says why. Never raises.
+        """
+        if self._collector is None or self._attempt or self._facts.checks:
+            _LOG.warning("load_state_dict() came after the first step(); nothing was restored.")
+            return
+        self._attempt = self._memory.load(state)
+        self._collector.disarm()
+        self._sampling = False
+        if not self._host.prepares:
+            self.prepare()
+
+    def close(
+        self, error: BaseException | None = None, *, completed: bool = True, models: Paths = ()
+    ) -> None:
         """End the run and the record. Idempotent; never raises.
 
         Args:
             error: the exception that ends the run, if one does; in a `finally:` block it is found
                 without being passed. Only its type is recorded.
             completed: False where the host knows that the loop did not come to its end.
+            models: files and folders of the model that came of it; their hashes are recorded.
         """
         if self._closed:
             return
@@ -221,23 +232,17 @@ class Monitor:
         if error is None and pending is not self._handled:
             error = pending
         self._handled = None
-        unknown = None if completed else "unknown"
+        unknown = None if completed else UNKNOWN
         try:
-            self._end(type(error).__name__ if error is not None else unknown)
+            self._end(type(error).__name__ if error is not None else unknown, models)
         except Exception as failure:  # noqa: BLE001 - the user's exception must not be masked
             _LOG.warning("The monitor could not end its record: %s", failure)
-        for sink_error in self._fanout.close(self._attempt - self._skipped):
-            self._facts.add(sink_error)
+        self._journal.close(self._attempt - self._skipped)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(error)
 
     def _safely(self, call: Callable[[], None]) -> None:
@@ -251,14 +256,11 @@ class Monitor:
             self._emit(MonitorError(step=step, error=text[:_ERROR_LIMIT]))
 
     def _capture(self, stage: Stage) -> None:
-        if self._collector is None:
-            return
-        began = time.perf_counter_ns()
-        reading = self._collector.read(self._attempt, stage)
-        cost_ns = time.perf_counter_ns() - began
-        self._reading = replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
+        if self._collector is not None:
+            self._reading = self._collector.read(self._attempt, stage)
 
     def _check(self, loss: Any) -> None:
+        self._memory.settle()
         if loss is not None:
             self.note_loss(loss)
         if self._reading is None:
@@ -272,13 +274,7 @@ class Monitor:
             self._emit(event)
         for manifest in self._sightings.news(measurement.step, self._proofs.mechanisms()):
             self._emit(manifest)
-        if self._record is not None and self._facts.checks % self.config.anchor_every == 0:
-            self._emit(self._record.anchor(measurement.step))
-
-    def _emit(self, event: Event) -> None:
-        self._facts.add(event)
-        for failure in self._fanout.emit(event):
-            self._facts.add(failure)
+        self._journal.anchor_if_due(measurement.step)
 
     def _release(self) -> None:
         """Let go of the model."""
@@ -290,7 +286,8 @@ class Monitor:
         self._reading = None
         self._sampling = False
 
-    def _end(self, error: str | None) -> None:
+    def _end(self, error: str | None, models: Paths) -> None:
+        self._memory.settle()
         if self._collector is not None:
             settle = self._collector.settle
             self._safely(lambda: settle(self._attempt))
@@ -298,15 +295,4 @@ class Monitor:
         steps = self._attempt - self._skipped
         for manifest in self._sightings.news(steps, self._proofs.mechanisms(), ended=True):
             self._emit(manifest)
-        self._emit(
-            RunEnd(
-                step=steps,
-                steps=steps,
-                checks=self._facts.checks,
-                counts={**self._facts.totals(), "attempts": self._attempt},
-                status=self._facts.verdict(error=error),
-                error=error,
-            )
-        )
-        if self._record is not None:
-            self._emit(self._record.anchor(steps))
+        self._journal.end(steps, self._attempt, error, models)

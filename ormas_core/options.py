@@ -9,6 +9,7 @@ from ormas_core.errors import ConfigError, UnknownOptionError
 from ormas_core.sinks import Sink
 
 DEFAULTS: Final = MonitorConfig()
+DEFAULT_OUT: Final = "ormas_run"
 
 
 class MonitorOptions(TypedDict, total=False):
@@ -27,6 +28,7 @@ class MonitorOptions(TypedDict, total=False):
     config: MonitorConfig | None
     overwrite: bool
     verbose: bool
+    resume: bool
 
 
 SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup")
@@ -64,9 +66,16 @@ def check_options(options: MonitorOptions) -> MonitorOptions:
     make_config(options.get("config"), shortcuts)
     sinks = check_sinks(options.get("sinks", ()))
     check_repair(options.get("repair", False))
-    check_flags(overwrite=options.get("overwrite", False), verbose=options.get("verbose", True))
+    overwrite, resume = options.get("overwrite", False), options.get("resume", False)
+    check_flags(overwrite=overwrite, resume=resume, verbose=options.get("verbose", True))
+    if overwrite and resume:
+        raise ConfigError(
+            "resume",
+            "resume=True and overwrite=True exclude each other: one goes on "
+            "with the record in the folder, the other deletes it; leave one out",
+        )
     check_scaler(options.get("scaler"))
-    check_out(options.get("out", "ormas_run"))
+    check_out(options.get("out", DEFAULT_OUT))
     check_name(options.get("name"))
     return MonitorOptions(**{**options, "sinks": sinks})
 

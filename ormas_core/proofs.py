@@ -1,6 +1,6 @@
 """What the monitor does with the certificate engine, channel health and repair at each check."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from ormas_core.certificates import CertificateWatch, ChannelHealth, Evidence
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Event
-from ormas_core.hooks import Reading, Selection
+from ormas_core.hooks import ForwardWatch, Reading, Selection
 from ormas_core.repairs import RepairMode, Repairs
 from ormas_core.terms import CERTIFICATES, Mechanism, MechanismState
 
@@ -150,3 +150,13 @@ def tensors(output: Any, depth: int = _DEPTH) -> Iterator[Tensor]:
     elif depth and isinstance(output, list | tuple):
         for value in output:
             yield from tensors(value, depth - 1)
+
+
+def hooks_off(watch: ForwardWatch, proofs: Proofs) -> Callable[[], None]:
+    """Return what takes the hooks of a step off; it does not hold the monitor."""
+
+    def detach() -> None:
+        watch.detach()
+        proofs.forget()
+
+    return detach

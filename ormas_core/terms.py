@@ -180,3 +180,18 @@ class ExpertShare:
     share: float
     seen: float
     since_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedFile:
+    """One file of a model as it was when it was named.
+
+    Attributes:
+        name: its path from the folder that holds the model's file or folder, with `/`.
+        bytes: its size.
+        sha256: its digest, 64 hexadecimal digits.
+    """
+
+    name: str
+    bytes: int
+    sha256: str

@@ -3,4 +3,4 @@
 from typing import Final
 
 VERSION: Final = "0.1.0"
-RECORD_SCHEMA: Final = 1
+RECORD_SCHEMA: Final = 2

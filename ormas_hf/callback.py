@@ -1,5 +1,6 @@
 """Translates the Trainer's events into calls of a `Monitor`."""
 
+import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ormas_core import (
+    DEFAULT_OUT,
     Host,
     Monitor,
     MonitorOptions,
@@ -30,7 +32,8 @@ class HFMonitorCallback(TrainerCallback):
             callback.close()
 
     or use the callback as a context manager. A second `train()` continues the record as a new
-    segment, with new baselines.
+    segment, with new baselines. One that resumes from a checkpoint (`resume_from_checkpoint`) goes
+    on with the steps, baselines and open alarms of the checkpoint.
 
     Args:
         **options: options of `ormas_core.Monitor`, checked here and not when training starts.
@@ -43,6 +46,7 @@ class HFMonitorCallback(TrainerCallback):
     def __init__(self, **options: Unpack[MonitorOptions]) -> None:
         self._options = check_options(options)
         self._segments = 0
+        self._key = f"ormas:{os.fspath(options.get('out', DEFAULT_OUT))}"
         self._unwatch: Callable[[], None] | None = None
         self._reader: _LossReader | None = None
         self.monitor: Monitor | None = None
@@ -105,6 +109,7 @@ class HFMonitorCallback(TrainerCallback):
                 compiled=compiled,
                 # The Trainer may compute another loss from the outputs than the model returns.
                 gives_outputs=True,
+                state=_saved_state(state, self._key),
             ),
             **options,
         )
@@ -137,6 +142,15 @@ class HFMonitorCallback(TrainerCallback):
             clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
             self.monitor.capture(Stage.CLIPPED if clips else Stage.UNSCALED)
             self.monitor.step()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Leave what a resumed training needs in the state that the Trainer saves."""
+        # Whether a checkpoint follows is not always known yet.
+        kept: Any = state.stateful_callbacks
+        if self.monitor is not None and isinstance(kept, dict):
+            kept[self._key] = {"args": {}, "attributes": self.monitor.state_dict()}
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -214,6 +228,13 @@ class _LossReader:
         """Have the check made at the end of this loss's backward pass, if the Trainer clips."""
         if self._clips and getattr(self._gradient_state, "sync_gradients", True):
             self._monitor.capture_after_backward(loss, Stage.PRE_CLIP)
+
+
+def _saved_state(state: TrainerState, key: str) -> Any:
+    """Return the state of the checkpoint that the Trainer resumes from; None if it has none."""
+    kept = getattr(state, "stateful_callbacks", None)
+    saved = kept.get(key) if isinstance(kept, dict) else None
+    return saved.get("attributes") if isinstance(saved, Mapping) else None
 
 
 def _returned_loss(output: Any) -> Tensor | None:

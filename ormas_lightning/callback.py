@@ -1,5 +1,6 @@
 """Translates Lightning's hooks into calls of a `Monitor`."""
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any, Unpack
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ormas_core import (
+    DEFAULT_OUT,
     Host,
     Mechanism,
     MechanismState,
@@ -22,7 +24,8 @@ class LightningMonitorCallback(Callback):
     """Watches a fit: `Trainer(callbacks=[LightningMonitorCallback()])`.
 
     Gradients are read unscaled and before clipping, once per optimizer update. Construct it with
-    the options of `ormas_core.Monitor`. A second `fit()` continues the record as a new segment.
+    the options of `ormas_core.Monitor`. A second `fit()` continues the record as a new segment, and
+    a fit from a checkpoint (`ckpt_path`) also goes on with its steps, baselines and open alarms.
 
     Args:
         **options: options of `Monitor`, checked here and not when training starts.
@@ -35,6 +38,7 @@ class LightningMonitorCallback(Callback):
     def __init__(self, **options: Unpack[MonitorOptions]) -> None:
         self._options = check_options(options)
         self._segments = 0
+        self._restored: dict[str, Any] | None = None
         self._optimizer: Optimizer | None = None
         self._scaled = False
         self._losses: list[Tensor] = []
@@ -42,8 +46,22 @@ class LightningMonitorCallback(Callback):
         self.monitor: Monitor | None = None
         """The monitor of the fit that is running, or of the last one."""
 
+    @property
+    def state_key(self) -> str:
+        """Name of the state in a checkpoint: callbacks of different folders do not share it."""
+        return f"ormas:{os.fspath(self._options.get('out', DEFAULT_OUT))}"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a fit that resumes from the checkpoint needs."""
+        return self.monitor.state_dict() if self.monitor is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state of a checkpoint for the fit that starts."""
+        self._restored = state_dict or None
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start a run, or a further segment of the last one."""
+        restored = self._restored
         self._close()
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaled = scaler is not None
@@ -63,6 +81,7 @@ class LightningMonitorCallback(Callback):
                 # Lightning keeps what torch.compile returned to itself and hands out the module.
                 compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
                 notes=tuple(_notes(trainer)),
+                state=restored,
             ),
             **options,
         )
@@ -122,6 +141,7 @@ class LightningMonitorCallback(Callback):
         return {**self.__dict__, "monitor": None, "_optimizer": None, "_losses": []}
 
     def _close(self, error: BaseException | None = None) -> None:
+        self._restored = None
         if self.monitor is not None:
             self.monitor.close(error)
 

@@ -8,5 +8,6 @@ except ImportError as error:
     raise missing_extra("mlflow", "mlflow") from error
 
 from ormas_mlflow.sink import MLflowSink
+from ormas_mlflow.witness import witness_tags
 
-__all__ = ["MLflowSink"]
+__all__ = ["MLflowSink", "witness_tags"]

@@ -33,6 +33,7 @@ LOSS: Final = "ormas.loss"
 NOT_LEARNING: Final = "ormas.not_learning"
 GRADIENT_SLOPE: Final = "ormas.gradient_slope"
 RECORD_HEAD: Final = "ormas.record.head"
+RECORD_ANCHORS: Final = "ormas.record.anchors."
 RUN_ID: Final = "ormas.run_id"
 METRICS_DROPPED: Final = "ormas.metrics_dropped"
 
@@ -49,6 +50,10 @@ _DIGEST_END: Final = re.compile(r"-[0-9a-f]{10}\Z")
 _TEXT_LIMIT: Final = 300
 _EARLIER_LIMIT: Final = 1500
 _SHOWN: Final = 4
+
+# An entry has 66 to 80 characters.
+_ANCHORS_PER_TAG: Final = 50
+_RUN_DIGITS: Final = 8
 
 
 def alarm_key(layer: str) -> str:
@@ -80,6 +85,7 @@ class RunTags:
     def __init__(self) -> None:
         self._facts = FactsFold()
         self._segment = ""
+        self._anchors = _Anchors("")
         self._histories: defaultdict[str, _History] = defaultdict(_History)
         self._open_layers: dict[str, _Episode] = {}
         self._open_spike: _Episode | None = None
@@ -119,7 +125,7 @@ class RunTags:
             case NotLearning():
                 return self._note(NOT_LEARNING, self._episode(_not_learning(event), event.step))
             case Anchor():
-                return {RECORD_HEAD: event.head}
+                return {RECORD_HEAD: event.head, **self._anchors.add(event)}
             case RunEnd():
                 return self.unfinished()
             case _:
@@ -129,6 +135,8 @@ class RunTags:
         self._segment = f" of segment {event.segment}" if event.segment else ""
         self._open_layers.clear()
         self._open_spike = None
+        if self._anchors.run_id != event.run_id:
+            self._anchors = _Anchors(event.run_id)
         # The verdict of an earlier segment waits for the end of this one.
         return {
             STATUS: "running",
@@ -159,6 +167,27 @@ class RunTags:
             return {}
         episode.end = f" ({how}{self._segment})"
         return {key: self._histories[key].text()}
+
+
+class _Anchors:
+    """Every anchor of a record as `LINES:HEAD`, fifty to a tag.
+
+    The key ends in the number of lines of its first anchor. Lines only ever become more, so that a
+    process that resumes the record never writes over a tag of the one before it.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self._first = 0
+        self._entries: list[str] = []
+
+    def add(self, event: Anchor) -> dict[str, str]:
+        """Return the tag that holds this anchor, with those before it."""
+        if not self._entries or len(self._entries) == _ANCHORS_PER_TAG:
+            self._first, self._entries = event.lines, []
+        self._entries.append(f"{event.lines}:{event.head}")
+        key = f"{RECORD_ANCHORS}{self.run_id[:_RUN_DIGITS]}.{self._first}"
+        return {key: " ".join(self._entries)}
 
 
 @dataclass(slots=True)

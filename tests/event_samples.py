@@ -3,15 +3,21 @@
 import dataclasses
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from ormas_core.config import MonitorConfig
-from ormas_core.events import EVENT_TYPES, Event, Manifest, RunEnd
-from ormas_core.record import RecordWriter
-from ormas_core.terms import Mechanism, MechanismState, Status
+from ormas_core.events import (
+    EVENT_TYPES,
+    Event,
+    Manifest,
+    RunEnd,
+)
+from ormas_core.record_events import CheckpointSaved
+from ormas_core.record import RecordWriter, model_files
+from ormas_core.terms import Mechanism, MechanismState, SavedFile, Status
 from ormas_core.testing import FakeClock, measurement, run_start
 
 
@@ -20,6 +26,9 @@ def sample(tp: Any) -> Any:
     origin, args = typing.get_origin(tp), typing.get_args(tp)
     if tp is MonitorConfig:
         return MonitorConfig(layers=("encoder.*", "head"), check_every=7, sigma=3.25)
+    if tp is CheckpointSaved:  # its files are those of one model
+        files = [SavedFile(name=f"text/{n}", bytes=3, sha256="0" * 64) for n in range(2)]
+        return CheckpointSaved(step=3, time_ns=3, path="text", files=tuple(files))
     if dataclasses.is_dataclass(tp):
         hints = typing.get_type_hints(tp)
         return tp(**{field.name: sample(hints[field.name]) for field in dataclasses.fields(tp)})
@@ -52,7 +61,13 @@ def run_end(steps: int = 1, status: Status = Status.HEALTHY, error: str | None =
 
 
 def write_run(
-    folder: Path, *, checks: int = 2, segment: int = 0, finished: bool = True, anchored: bool = True
+    folder: Path,
+    *,
+    checks: int = 2,
+    segment: int = 0,
+    finished: bool = True,
+    anchored: bool = True,
+    models: Sequence[Path] = (),
 ) -> None:
     """Write a small run, or a further segment of one, as the monitor would."""
     clock = FakeClock(tick=1_000 + segment)
@@ -73,6 +88,8 @@ def write_run(
             put(measurement(step, {"head": 1.5 + step, "body": None}, loss=0.25))
             if anchored:
                 put(writer.anchor(step))
+        for model in models:
+            put(CheckpointSaved(step=checks, path=str(model), files=model_files(model)))
         if finished:
             put(run_end(checks))
             if anchored:

@@ -29,6 +29,7 @@ class AlarmEngine:
     """All rules of a run as one."""
 
     def __init__(self, config: MonitorConfig) -> None:
+        self._config = config
         self._rules = {name: make(config) for name, make in RULES.items()}
 
     def update(self, measurement: Measurement) -> list[Event]:
@@ -40,9 +41,15 @@ class AlarmEngine:
         return {name: rule.state_dict() for name, rule in self._rules.items()}
 
     def load_state_dict(self, state: State) -> None:
-        """Continue from a state that `state_dict` returned."""
-        for name, rule in self._rules.items():
+        """Continue from a state that `state_dict` returned, or leave everything as it is.
+
+        Raises:
+            Exception: the state is of another kind, whatever its rules make of that.
+        """
+        rules = {name: make(self._config) for name, make in RULES.items()}
+        for name, rule in rules.items():
             rule.load_state_dict(state[name])
+        self._rules = rules
 
 
 __all__ = ["RULES", "AlarmEngine", "Baseline", "Rule", "State"]

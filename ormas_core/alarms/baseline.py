@@ -51,6 +51,12 @@ class Baseline:
         return [float(self.count), self.mean, self.variance]
 
     def load(self, state: Sequence[float]) -> None:
-        """Continue from a `state`."""
-        count, self.mean, self.variance = state
-        self.count = int(count)
+        """Continue from a `state`.
+
+        Raises:
+            ValueError: it holds what `state` never returns; a NaN would blind the rule for good.
+        """
+        count, mean, variance = map(float, state)
+        if not (count >= 0.0 and abs(mean) <= _LARGEST and 0.0 <= variance < math.inf):
+            raise ValueError(f"no baseline: count {count}, mean {mean}, variance {variance}")
+        self.count, self.mean, self.variance = int(count), mean, variance

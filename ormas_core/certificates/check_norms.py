@@ -55,8 +55,8 @@ def _channel(boxes: Boxes) -> Boxes:
 def batch_norm(eps: str) -> Operation:
     """Return the rule of batch norm: means over all but the channel axis, of the batch in training.
 
-    In evaluation mode the mean is a stored number, so x = 0 says nothing of x_hat. Synchronised over
-    ranks it has no such mode, and records no eps: zero would give 0 / 0, which is no finite number.
+    In evaluation mode the mean is a stored number, so x = 0 says nothing of x_hat. Synchronised
+    over ranks it has no such mode, and records no eps: zero gives 0 / 0, no finite number.
     """
 
     def still(line: Line) -> Boxes:

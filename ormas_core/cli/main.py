@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final
 
-from ormas_core.cli import demo, summary, verify
+from ormas_core.cli import demo, diff, keygen, replay, sign, summary, verify
 from ormas_core.errors import OrmasError
 from ormas_core.version import VERSION
 
@@ -18,6 +18,10 @@ COMMANDS: Final[Mapping[str, ModuleType]] = {
     "demo": demo,
     "summary": summary,
     "verify": verify,
+    "keygen": keygen,
+    "sign": sign,
+    "diff": diff,
+    "replay": replay,
 }
 """Each module has HELP, add_arguments(parser) and run(arguments) -> exit code."""
 

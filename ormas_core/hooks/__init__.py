@@ -1,6 +1,7 @@
 """The hook engine: from a live model to a `Measurement`, on sampled steps only."""
 
 from ormas_core.hooks._torch import TORCH_VERSION, after_backward, watch_calls
+from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.losses import Reduction
 from ormas_core.hooks.select import (
@@ -14,6 +15,7 @@ from ormas_core.hooks.select import (
 __all__ = [
     "TORCH_VERSION",
     "Collector",
+    "ForwardWatch",
     "Reading",
     "Reduction",
     "Selection",

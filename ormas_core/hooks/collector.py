@@ -1,8 +1,9 @@
 """One check: everything read on the device, brought over once, returned as values."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -84,6 +85,11 @@ class Collector:
         """Updates that the loss scaler is known to have skipped."""
         return self._ledger.skipped
 
+    @property
+    def ledger(self) -> ScaleLedger:
+        """What the loss scaler is known to have done."""
+        return self._ledger
+
     def settle(self, attempt: int) -> None:
         """Ask the loss scaler, if there is one, what it did since the last check.
 
@@ -117,9 +123,12 @@ class Collector:
             attempt: calls of `step()` before this one.
             stage: what the host says of the gradients; `scaled` is found out here.
         """
+        began = time.perf_counter_ns()
         self.watch.detach()
         try:
-            return self._finish(attempt, self._gradients(stage))
+            reading = self._finish(attempt, self._gradients(stage))
+            cost_ns = time.perf_counter_ns() - began
+            return replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
         finally:
             self.disarm()
 

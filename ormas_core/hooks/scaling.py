@@ -1,6 +1,7 @@
 """What a loss scaler did between two checks, from its scale alone."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,23 @@ class ScaleLedger:
             else:
                 self.in_a_row = 1 if skips and tracker == 0 else 0
         self._attempt, self._scale, self._tracker = attempt, scale, tracker
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen last, in plain numbers."""
+        return {
+            "skipped": self.skipped,
+            "in_a_row": self.in_a_row,
+            "attempt": self._attempt,
+            "scale": self._scale,
+            "tracker": self._tracker,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state that `state_dict` returned, or leave everything as it is."""
+        scale = state["scale"]
+        whole = [int(state[name]) for name in ("skipped", "in_a_row", "attempt", "tracker")]
+        self._scale = None if scale is None else float(scale)
+        self.skipped, self.in_a_row, self._attempt, self._tracker = whole
 
 
 def _skips(scaler: Any, attempts: int, before: float, after: float, tracker: int) -> int:

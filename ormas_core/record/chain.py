@@ -10,9 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-import rfc8785
-
 from ormas_core.errors import RecordFormatError
+from ormas_core.record import canonical
 
 GENESIS: Final = "0" * 64
 """`prev` of the first line of a file."""
@@ -23,7 +22,7 @@ _MEMBER_LENGTH: Final = len(b',"hash":""}') + 64
 
 def seal(members: Mapping[str, Any]) -> tuple[bytes, str]:
     """Return the line for `members`, newline included, and its hash (64 hexadecimal digits)."""
-    body = rfc8785.dumps(dict(members))
+    body = canonical.dumps(dict(members))
     digest = hashlib.sha256(body).hexdigest()
     return body[:-1] + b',"hash":"' + digest.encode() + b'"}\n', digest
 

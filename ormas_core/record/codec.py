@@ -16,10 +16,24 @@ from typing import Any, Final, cast
 
 from ormas_core.errors import ConfigError, RecordFormatError
 from ormas_core.events import EVENT_TYPES, Event
+from ormas_core.record.canonical import MAX_SAFE_INTEGER
 
-MAX_SAFE_INTEGER: Final = 2**53 - 1
 LINE_MEMBERS: Final = ("seq", "event", "severity", "prev", "hash")
 """Members of a line that belong to the line or follow from the event's class."""
+
+ADDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "Anchor": ("metrics_bytes",),
+    "Measurement": ("output_peaks", "gradient_type", "experts"),
+    "MonitorConfig": (
+        "lock_stale",
+        "lr_max",
+        "certify_optimizers",
+        "seed",
+        "slope_min_layers",
+        "slope_min_decades",
+    ),
+}
+"""Class -> members that records of format version 1 do not have; they decode to their defaults."""
 
 Json = Any
 _Encoder = Callable[[Any], Json]
@@ -50,10 +64,11 @@ def decode(members: Mapping[str, Json]) -> Event:
     kind = members.get("event")
     cls = EVENT_TYPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
-        raise RecordFormatError(str(kind), f"unknown event kind {kind!r}")
+        raise RecordFormatError(_shown(kind), f"unknown event kind {_shown(kind)}")
     if members.get("severity") != cls.severity.value:
+        found = _shown(members.get("severity"))
         raise RecordFormatError(
-            "severity", f"{kind}: severity is {members.get('severity')!r}, not {cls.severity.value}"
+            "severity", f"{kind}: severity is {found}, not {cls.severity.value}"
         )
     fields = {name: value for name, value in members.items() if name not in LINE_MEMBERS}
     event: Event = _decoder(cast("Any", cls))(fields, str(kind))
@@ -79,7 +94,7 @@ def _encoder(tp: Any) -> _Encoder:
         return lambda value: None if value is None else inner(value)
     if origin is tuple:
         item = _encoder(args[0])
-        return lambda value: [item(element) for element in value]
+        return lambda value: list(value) if _is_plain(value) else [item(part) for part in value]
     if origin is Mapping:
         item = _encoder(args[1])
         return lambda value: {_text(key): item(element) for key, element in value.items()}
@@ -129,16 +144,20 @@ def _dataclass_decoder(cls: Any) -> _Decoder:
         (field.name, _member(field), _decoder(hints[field.name]))
         for field in dataclasses.fields(cls)
     ]
+    added = ADDED.get(cls.__name__, ())
 
     def decode_members(value: Json, at: str) -> Any:
         members = _require(value, dict, at)
-        found = {}
+        found, known = {}, set()
         for name, member, decoder in fields:
             if member not in members:
+                if name in added:
+                    continue
                 raise RecordFormatError(at, f"{at}: member {member!r} is missing")
+            known.add(member)
             found[name] = decoder(members[member], f"{at}.{member}")
         if len(found) != len(members):
-            extra = sorted(members.keys() - {member for _, member, _ in fields})
+            extra = sorted(members.keys() - known)
             raise RecordFormatError(at, f"{at}: unexpected members {extra}")
         try:
             return cls(**found)
@@ -152,7 +171,7 @@ def _decode_enum(cls: type[Enum], value: Json, at: str) -> Enum:
     try:
         return cls(value)
     except ValueError:
-        raise RecordFormatError(at, f"{at}: {value!r} is no {cls.__name__}") from None
+        raise RecordFormatError(at, f"{at}: {_shown(value)} is no {cls.__name__}") from None
 
 
 def _require(value: Json, cls: type, at: str) -> Any:
@@ -161,9 +180,25 @@ def _require(value: Json, cls: type, at: str) -> Any:
     return value
 
 
+def _shown(value: Json) -> str:
+    """Return a value for a message; what a stranger wrote may be long."""
+    if isinstance(value, list | dict):
+        return type(value).__name__
+    return repr(value[:40] if isinstance(value, str) else value)[:60]
+
+
 def _text(value: str) -> str:
     """Return `value` with lone surrogates, which UTF-8 cannot spell, escaped."""
-    return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    text = str(value)  # a numpy text is one too, and no plain one
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _is_plain(values: tuple[Any, ...]) -> bool:
+    """Whether all are texts, or all numbers, that JSON spells as they are: the names and norms."""
+    kinds = set(map(type, values))
+    if kinds == {str}:
+        return "".join(values).isascii()
+    return kinds == {float} and all(map(math.isfinite, values)) and 0.0 not in values
 
 
 def _encode_decimal(value: int) -> str:
@@ -199,7 +234,7 @@ def _decode_float(value: Json, at: str) -> float:
     if isinstance(value, str) and value in _SPECIAL_FLOATS:
         return _SPECIAL_FLOATS[value]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordFormatError(at, f"{at}: expected a number, found {value!r:.40}")
+        raise RecordFormatError(at, f"{at}: expected a number, found {_shown(value)}")
     try:
         return float(value)
     except OverflowError:

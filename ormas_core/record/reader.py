@@ -1,20 +1,23 @@
 """Reads the files of a run folder, line by line."""
 
 import heapq
-import json
 import os
-import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from ormas_core.errors import RecordFormatError
 from ormas_core.events import Event, Measurement
 from ormas_core.record import chain, codec
+from ormas_core.record.files import open_inside
+from ormas_core.record.lines import Lines
+from ormas_core.record.strict import load_object
 
 RECORD_FILE: Final = "record.jsonl"
 METRICS_FILE: Final = "metrics.jsonl"
+SEAL_FILE: Final = "record.dsse.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,29 +64,23 @@ def last_line(path: Path) -> Line | None:
     """Return the last line of a chained file, or None where it is absent or empty.
 
     Raises:
-        RecordFormatError: the file does not end in a whole line.
+        RecordFormatError: the file does not end in a whole line, or is no regular file.
     """
-    if not path.exists() or path.stat().st_size == 0:
+    try:
+        with open_regular(path) as file:
+            raw = _tail(file)
+    except FileNotFoundError:
         return None
-    with open_regular(path) as file:
-        raw = _tail(file)
+    if not raw:
+        return None
     if not raw.endswith(b"\n"):
         raise RecordFormatError(str(path), f"{path} ends in a torn line and cannot be continued")
     return parse_line(raw[:-1])
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading, but no pipe or device, which could keep the reader waiting.
-
-    Raises:
-        RecordFormatError: `path` is no regular file.
-        OSError: it cannot be opened.
-    """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise RecordFormatError(str(path), f"{path} is not a regular file")
-    return os.fdopen(descriptor, "rb")
+def open_regular(path: Path) -> AbstractContextManager[BinaryIO]:
+    """Open a file for reading, but no link, pipe or device; errors as for `open_inside`."""
+    return open_inside(path.parent, path.name, steady=False)
 
 
 def parse_line(raw: bytes) -> Line:
@@ -93,12 +90,7 @@ def parse_line(raw: bytes) -> Line:
         RecordFormatError: it is no sealed line, no JSON object, or its members do not fit.
     """
     body, claimed = chain.unseal(raw)
-    try:
-        members = json.loads(body, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise RecordFormatError("json", f"not valid JSON: {error}") from None
-    if not isinstance(members, dict):
-        raise RecordFormatError("json", "not a JSON object")
+    members = load_object(body)
     seq, prev = members.get("seq"), members.get("prev")
     if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(prev, str):
         raise RecordFormatError("seq", "seq must be an integer and prev a string")
@@ -107,13 +99,13 @@ def parse_line(raw: bytes) -> Line:
 
 def _read(path: Path) -> Iterator[Line]:
     with open_regular(path) as file:
-        for number, raw in enumerate(file, start=1):
-            if not raw.endswith(b"\n"):
-                return
-            try:
-                yield parse_line(raw[:-1])
-            except RecordFormatError as error:
-                raise RecordFormatError(str(path), f"{path}, line {number}: {error}") from error
+        number = 1
+        try:
+            for raw in Lines(file):
+                yield parse_line(raw)
+                number += 1
+        except RecordFormatError as error:
+            raise RecordFormatError(str(path), f"{path}, line {number}: {error}") from error
 
 
 def _tail(file: BinaryIO, block: int = 65536) -> bytes:
@@ -129,14 +121,3 @@ def _tail(file: BinaryIO, block: int = 65536) -> bytes:
         if cut >= 0:
             return tail[cut + 1 :]
     return tail
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"bare {name}")
-
-
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a member name occurs twice")
-    return members

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ormas_core import Monitor, RecordWriter, verify_record
+from ormas_core import Alarm, Diagnosis, Monitor, RecordWriter, Stage, verify_record
 from ormas_core.testing import measurement
 
 ROUNDS = 7
@@ -109,11 +109,33 @@ def unsampled() -> None:
 
 
 def record() -> None:
-    """Print the cost of a metrics row and the speed of `verify`."""
+    """Print the cost of an event and of a metrics row, and the speed of `verify`."""
     rows = 20_000
     norms: dict[str, float | None] = {f"layer{i}": 0.1234567890123456 for i in range(20)}
     peaks = tuple(norms.values())
     event = replace(measurement(1, norms, loss=1.0), output_peaks=peaks, gradient_type="float32")
+    alarm = Alarm(
+        step=5,
+        time_ns=time.time_ns(),
+        layer="encoder.3",
+        diagnosis=Diagnosis.EXPLODING,
+        value=3.25e5,
+        normal=1.25,
+        sigma=7.125,
+        stage=Stage.UNSCALED,
+        detail="5.4 decades off",
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RecordWriter(folder)
+        each = median_of(lambda: timed(lambda: [writer.write(alarm) for _ in range(2000)]) / 2000)
+        writer.write(writer.anchor(0))
+        sync = median_of(lambda: timed(lambda: writer.write(writer.anchor(0))))
+        writer.close()
+    print(
+        f"an event (an alarm): {each * 1e6:.0f} us to append; an anchor, which is forced to the "
+        f"disk: {sync * 1e3:.1f} ms"
+    )
+    event = measurement(1, {f"layer{i}": 0.5 for i in range(20)}, loss=1.0)
     with tempfile.TemporaryDirectory() as folder:
         writer = RecordWriter(folder)
         append = timed(lambda: [writer.write(event) for _ in range(rows)]) / rows

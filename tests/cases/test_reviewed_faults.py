@@ -28,6 +28,8 @@ from ormas_core import (
     NonfiniteGradient,
     RunEnd,
     Status,
+    read_run,
+    run_facts,
 )
 from ormas_core.testing import measurement
 
@@ -240,10 +242,10 @@ def test_a_dropped_monitor_takes_its_hook_along(tmp_path: Path) -> None:
     net = ToyNet()
     monitor, _ = watch(net, tmp_path, sinks=())
     assert module_globals._global_forward_hooks
-    monitor._fanout.close(0)  # so that no open file is left to warn of
     del monitor
     gc.collect()
     assert not module_globals._global_forward_hooks
+    assert run_facts(read_run(tmp_path / "run")).error == "unknown"
 
 
 def test_a_kept_graph_keeps_no_hooks(tmp_path: Path) -> None:

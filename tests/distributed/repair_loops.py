@@ -2,8 +2,10 @@
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from ranks_support import Seat
@@ -41,9 +43,10 @@ def train(seat: Seat, out: Path | None, **options: Any) -> list[str]:
 
 
 def train_all_ways(seat: Seat, folder: Path) -> dict[str, list[str]]:
-    """Train with repairs, with a monitor that only watches, without one, and at odds.
+    """Train with repairs, with a monitor that only watches, without one, at odds, and failing.
 
-    At odds each rank has another seed, so that they would write different numbers.
+    At odds each rank has another seed, so that they would write different numbers. Failing, the
+    engine of rank 1 stops at its first check.
     """
     config = MonitorConfig(seed=seat.rank)
     return {
@@ -51,7 +54,15 @@ def train_all_ways(seat: Seat, folder: Path) -> dict[str, list[str]]:
         "watched": train(seat, folder / "watched", repair=False),
         "bare": train(seat, None),
         "at odds": train(seat, folder / "at odds", repair=True, config=config),
+        "failing": _train_failing(seat, folder / "failing"),
     }
+
+
+def _train_failing(seat: Seat, out: Path) -> list[str]:
+    """Let the certificate engine of rank 1 fail at its first check."""
+    failing = mock.patch("ormas_core.proofs.CertificateWatch.check", side_effect=ValueError)
+    with failing if seat.rank == 1 else nullcontext():
+        return train(seat, out, repair=True)
 
 
 def agree(seat: Seat, folder: Path) -> dict[str, tuple[list[bool], str]]:

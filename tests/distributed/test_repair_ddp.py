@@ -61,6 +61,14 @@ def test_ranks_that_would_write_different_numbers_write_none(
     assert reasons == [("certified", reason), ("decayed", reason)]
 
 
+def test_a_rank_whose_engine_fails_holds_nobody_up(trained: tuple[Path, Digests]) -> None:
+    """It goes on answering that it takes no part: nothing is written, and nobody waits for it."""
+    folder, found = trained
+    assert [rank["failing"] for rank in found] == [rank["bare"] for rank in found]
+    reasons = {event.refused for event in repairs(folder / "failing")}
+    assert reasons == {"the ranks do not agree on what to repair"}
+
+
 def test_different_bytes_are_told_apart_on_every_rank(
     answers: list[dict[str, tuple[list[bool], str]]],
 ) -> None:

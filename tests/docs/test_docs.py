@@ -4,8 +4,10 @@ How blocks are written, so that this works, is said in CONTRIBUTING.md under "Do
 """
 
 import doctest
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -118,6 +120,8 @@ class Workshop:
                 ran[block] = call(["script.py"], folder)
             elif block.language == "console":
                 ran[block] = console(block, folder)
+            elif block.language == "sh":
+                ran[block] = shell(block.text, folder)
         return ran
 
 
@@ -136,6 +140,43 @@ def console(block: Block, folder: Path) -> Ran:
             found, code = ran.shown, ran.code
         steps.append((command, expected, found))
     return Ran(code, "", tuple(steps))
+
+
+JQ = """#!{python}
+import json, sys
+found = json.load(open(sys.argv[3]))
+match sys.argv[2]:
+    case '.subject[] | .digest.sha256 + "  " + .name':
+        print(*(s["digest"]["sha256"] + "  " + s["name"] for s in found["subject"]), sep="\\n")
+    case ".payload":
+        print(found["payload"])
+    case ".signatures[0].sig":
+        print(found["signatures"][0]["sig"])
+    case other:
+        sys.exit(f"the stand-in of jq does not know {{other}}")
+"""
+"""Stands in for jq where it is not installed, for the filters that the pages use."""
+
+
+def shell(text: str, folder: Path) -> Ran:
+    """Run lines of shell, stopping at the first that fails."""
+    environment = child_environment()
+    if shutil.which("jq") is None:
+        stand_in = folder / "bin" / "jq"
+        stand_in.parent.mkdir(exist_ok=True)
+        stand_in.write_text(JQ.format(python=sys.executable), encoding="utf-8")
+        stand_in.chmod(0o755)
+        environment["PATH"] = f"{stand_in.parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
+    done = subprocess.run(
+        ["/bin/sh", "-e", "-c", text],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_S,
+    )
+    return Ran(done.returncode, done.stdout + done.stderr)
 
 
 def call(arguments: list[str], folder: Path) -> Ran:
@@ -181,6 +222,13 @@ def test_block(block: Block, workshop: Workshop) -> None:
                     assert_shown(f"{block}, `{command}`,", expected, found)
             assert ran.code == 0, f"{block} ends with exit code {ran.code}, and no echo $?"
             assert ran.steps, f"{block} has no command"
+        case "sh":
+            needed = ("openssl", "sha256sum", "base64")
+            missing = [tool for tool in needed if shutil.which(tool) is None]
+            if missing:
+                pytest.skip(f"{block} needs {', '.join(missing)}, which this machine does not have")
+            ran = workshop.run(block)
+            assert ran.code == 0, f"{block} exits with {ran.code}:\n{ran.shown}"
         case "text" | "json":
             assert_shown(str(block), block.text, workshop.output_above(block))
         case "bash":

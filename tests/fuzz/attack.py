@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import torch
-from fuzz import proofs
+from fuzz import claims, proofs
 from fuzz.grammar import BATCHES, LOSSES, Network, network
 from fuzz.proofs import Held
 from torch import Tensor, nn, optim
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ormas_core.certificates.optimizers import Refused
+from ormas_core.claims import Claim
 
 LR_HEADROOM: Final = 2.0
 DTYPES: Final = {
@@ -45,6 +46,7 @@ class Tally:
     optimizers: Counter[str] = field(default_factory=Counter)
     dtypes: Counter[str] = field(default_factory=Counter)
     steps: int = 0
+    claims: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
 
@@ -106,6 +108,8 @@ class _Run:
         self.autocast = self.dtype == "float32" and self.rng.random() < 0.15
         self.net: Network = network(seed, DTYPES[self.dtype][0], self.autocast)
         self.one_loss = self.rng.random() < 0.7
+        self.certify = self.rng.random() < 0.3
+        self.claims: list[Claim] = []
         self.second_loss = self.rng.random() < 0.2
         self.noise = torch.Generator().manual_seed(seed + 1)
         kind, self.settings = optimizer_settings(self.rng)
@@ -178,6 +182,9 @@ def fuzz_one(seed: int, tally: Tally, most_steps: int = 12) -> None:
         tally.violations.append(Violation(seed, -1, name, what, run.text()))
     if not any(bool(one.closed.any()) for one in said.values()):
         return
+    if run.certify:
+        run.claims = claims.absorbing(run.parameters, run.optimizer, losses, run.lr_max)
+        tally.claims.update(claim.kind.value for claim in run.claims)
     kind = run.net.text.partition(":")[0]
     tally.certified[kind] += 1
     tally.closed[kind] += sum(int(one.closed.sum()) for one in said.values())
@@ -196,7 +203,7 @@ def _attack(
         if not run.finite():
             tally.skipped["not finite in the attack"] += 1
             return
-        found = [*_moving(run, said)]
+        found = [*_moving(run, said), *claims.moving(run.parameters, run.claims)]
         if found and not _hypotheses(run, kind, before, losses, digests, tally):
             return
         for group in run.optimizer.param_groups:
@@ -205,7 +212,7 @@ def _attack(
         if not run.finite():
             tally.skipped["not finite in the attack"] += 1
             return
-        found += _changed(run, said)
+        found += [*_changed(run, said), *claims.changed(run.parameters, run.claims)]
         tally.steps += 1
         if found:
             text = f"{run.text()}; batch {kind}"

@@ -3,10 +3,10 @@
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from fuzz.blocks import Block
 from fuzz.build import Build, Shape, Step
 from torch import Tensor, nn
+from torch.nn import functional as fn
 
 Heads = tuple[int, int, int]
 """Query heads, key heads, features of a head."""
@@ -44,20 +44,20 @@ def attention(b: Build, shape: Shape) -> tuple[Step, Shape]:
 
     def run(x: Tensor) -> Tensor:
         q, k, v = (
-            _heads(F.linear(x, weight, own), n)
+            _heads(fn.linear(x, weight, own), n)
             for weight, own, n in zip(
                 (queries, keys, values), biases, (count, inner, inner), strict=True
             )
         )
         if normed is not None:
-            q, k = (F.rms_norm(one.to(normed.dtype), (size,), normed, 1e-5) for one in (q, k))
+            q, k = (fn.rms_norm(one.to(normed.dtype), (size,), normed, 1e-5) for one in (q, k))
         if fused:
-            y = F.scaled_dot_product_attention(
+            y = fn.scaled_dot_product_attention(
                 q, k, v, bias, is_causal=causal, enable_gqa=count != inner
             )
         else:
             y = _explicit(q, k, v, bias)
-        y = F.linear(y.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1), out)
+        y = fn.linear(y.transpose(1, 2).reshape(x.shape[0], x.shape[1], -1), out)
         return x + y if residual else y
 
     return run, shape
@@ -72,9 +72,9 @@ def key_prefix(b: Build, shape: Shape) -> tuple[Step, Shape]:
 
     def run(x: Tensor) -> Tensor:
         rows = x.shape[0]
-        q, v = F.linear(x, queries).unsqueeze(1), F.linear(x, values).unsqueeze(1)
+        q, v = fn.linear(x, queries).unsqueeze(1), fn.linear(x, values).unsqueeze(1)
         keys = torch.cat([key.expand(rows, -1, -1, -1), q], 2)
-        return x + F.scaled_dot_product_attention(
+        return x + fn.scaled_dot_product_attention(
             q, keys, torch.cat([value.expand(rows, -1, -1, -1), v], 2)
         ).squeeze(1)
 
@@ -87,7 +87,7 @@ def library_attention(b: Build, shape: Shape) -> tuple[Step, Shape]:
     width = shape[-1]
     module = nn.MultiheadAttention(width, 2, batch_first=True, dtype=b.dtype)
     for name, parameter in module.named_parameters():
-        b.parameters.append((f"p{len(b.parameters)} {name}", parameter))
+        b.parameters.append((f"p{len(b.parameters)}_{name.replace('.', '_')}", parameter))
     weighed = b.chance(0.5)
 
     def run(x: Tensor) -> Tensor:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from fuzz.build import Build, Shape, Step, chain
 from torch import Tensor
+from torch.nn import functional as fn
 
 Block = Callable[[Build, Shape], tuple[Step, Shape]]
 
@@ -16,7 +16,7 @@ def affine(b: Build, size: int, out: int) -> Step:
     weight, bias = b.weight(out, size), b.maybe_vector(out)
     kind = b.rng.choice(("linear", "linear", "linear", "matmul", "einsum", "alpha"))
     if kind == "linear":
-        return lambda x: F.linear(x, weight, bias)
+        return lambda x: fn.linear(x, weight, bias)
     turned = b.weight(size, out)
     if kind == "einsum":
         return lambda x: torch.einsum("...i,io->...o", x, turned)
@@ -67,7 +67,7 @@ def gated(b: Build, shape: Shape) -> tuple[Step, Shape]:
         return lambda x: down(act(gate(x)) * up(x)), shape
     both = affine(b, size, 8)
     if kind == "glu":
-        return lambda x: down(F.glu(both(x), -1)), shape
+        return lambda x: down(fn.glu(both(x), -1)), shape
 
     def run(x: Tensor) -> Tensor:
         left, right = both(x).chunk(2, -1)
@@ -83,8 +83,8 @@ def adapter(b: Build, shape: Shape) -> tuple[Step, Shape]:
     factor, lost = b.rng.choice((2.0, -0.5)), b.chance(0.5)
 
     def run(x: Tensor) -> Tensor:
-        low = F.linear(F.dropout(x, 0.2) if lost else x, first)
-        return base(x) + F.linear(low, second) * factor
+        low = fn.linear(fn.dropout(x, 0.2) if lost else x, first)
+        return base(x) + fn.linear(low, second) * factor
 
     return run, shape
 
@@ -100,7 +100,7 @@ def tied(b: Build, shape: Shape) -> tuple[Step, Shape]:
     """One weight used as it is and transposed."""
     b.note("tied")
     weight, act = b.weight(4, shape[-1]), b.act()
-    return lambda x: F.linear(act(F.linear(x, weight)), weight.t()), shape
+    return lambda x: fn.linear(act(fn.linear(x, weight)), weight.t()), shape
 
 
 def feature_pieces(b: Build, shape: Shape) -> tuple[Step, Shape]:
@@ -120,7 +120,7 @@ def feature_pieces(b: Build, shape: Shape) -> tuple[Step, Shape]:
         "select": lambda x: x * act(x[..., cut]).unsqueeze(-1),
         "roll": lambda x: act(torch.roll(x, cut, -1)),
         "flip": lambda x: act(x.flip(-1)),
-        "pad": lambda x: act(F.pad(x[..., cut:], (1, cut - 1), value=0.5)),
+        "pad": lambda x: act(fn.pad(x[..., cut:], (1, cut - 1), value=0.5)),
     }
     if kind in {"slice", "split", "stack"} and b.chance(0.3):
         whole = steps[kind]
@@ -171,12 +171,12 @@ def feature_norm(b: Build, shape: Shape) -> tuple[Step, Shape]:
     act = b.act() if b.chance(0.6) else lambda x: x
     training = kind == "batch"
     steps: dict[str, Step] = {
-        "layer": lambda x: F.layer_norm(x, (size,), scale, shift),
-        "layer before relu": lambda x: F.relu(F.layer_norm(x, (size,), scale, shift)),
-        "rms": lambda x: F.rms_norm(x.to(scale.dtype), (size,), scale, 1e-5),
+        "layer": lambda x: fn.layer_norm(x, (size,), scale, shift),
+        "layer before relu": lambda x: fn.relu(fn.layer_norm(x, (size,), scale, shift)),
+        "rms": lambda x: fn.rms_norm(x.to(scale.dtype), (size,), scale, 1e-5),
         "rms by hand": lambda x: scale * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)),
-        "batch": lambda x: F.batch_norm(x, mean, var, scale, shift, training=training),
-        "batch eval": lambda x: F.batch_norm(x, mean, var, scale, shift, training=training),
+        "batch": lambda x: fn.batch_norm(x, mean, var, scale, shift, training=training),
+        "batch eval": lambda x: fn.batch_norm(x, mean, var, scale, shift, training=training),
     }
     return chain(steps[kind], act), shape
 
@@ -202,7 +202,7 @@ def over_positions(b: Build, shape: Shape) -> tuple[Step, Shape]:
     steps: dict[str, Step] = {
         "mean": lambda x: x - x.mean(1, keepdim=True),
         "first": lambda x: x + x[:, :1],
-        "half": lambda x: torch.cat([F.relu(x[:, :1]), x[:, 1:]], 1),
+        "half": lambda x: torch.cat([fn.relu(x[:, :1]), x[:, 1:]], 1),
         "mix": lambda x: (x.transpose(1, 2) @ mixing).transpose(1, 2),
         "repeat": lambda x: x + x[:, -1:].repeat(1, x.shape[1], 1),
     }

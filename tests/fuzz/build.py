@@ -5,42 +5,42 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional as fn
 
 Shape = tuple[int, ...]
 Step = Callable[[Tensor], Tensor]
 
 ACTIVATIONS: Final[dict[str, Step]] = {
-    "relu": F.relu,
-    "relu_": lambda x: F.relu_(x.clone()),
-    "relu6": F.relu6,
-    "hardtanh": lambda x: F.hardtanh(x, -0.5, 2.0),
-    "hardtanh_": lambda x: F.hardtanh_(x.clone(), 0.0, 3.0),
+    "relu": fn.relu,
+    "relu_": lambda x: fn.relu_(x.clone()),
+    "relu6": fn.relu6,
+    "hardtanh": lambda x: fn.hardtanh(x, -0.5, 2.0),
+    "hardtanh_": lambda x: fn.hardtanh_(x.clone(), 0.0, 3.0),
     "clamp": lambda x: x.clamp(0.0, 4.0),
     "clamp_min": lambda x: x.clamp_min(0.0),
     "clamp_max": lambda x: x.clamp_max(0.0),
-    "threshold": lambda x: F.threshold(x, 0.1, -0.3),
-    "gelu": F.gelu,
-    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "threshold": lambda x: fn.threshold(x, 0.1, -0.3),
+    "gelu": fn.gelu,
+    "gelu tanh": lambda x: fn.gelu(x, approximate="tanh"),
     "gelu by hand": lambda x: 0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * torch.pow(x, 3)))),
-    "silu": F.silu,
+    "silu": fn.silu,
     "silu by hand": lambda x: x * torch.sigmoid(x),
-    "relu squared": lambda x: F.relu(x).square(),
+    "relu squared": lambda x: fn.relu(x).square(),
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "elu": F.elu,
-    "elu_": lambda x: F.elu_(x.clone()),
-    "mish": F.mish,
-    "softplus": F.softplus,
-    "leaky": F.leaky_relu,
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
+    "elu": fn.elu,
+    "elu_": lambda x: fn.elu_(x.clone()),
+    "mish": fn.mish,
+    "softplus": fn.softplus,
+    "leaky": fn.leaky_relu,
+    "hardswish": fn.hardswish,
+    "hardsigmoid": fn.hardsigmoid,
     "abs": torch.abs,
     "minimum": lambda x: torch.minimum(x, torch.zeros_like(x)),
     "maximum": lambda x: torch.maximum(x, torch.zeros_like(x)),
     "where": lambda x: torch.where(x > 0, x, 0.5 * x),
-    "dropout": lambda x: F.dropout(x, 0.3),
+    "dropout": lambda x: fn.dropout(x, 0.3),
 }
 
 

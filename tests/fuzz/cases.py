@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
 from fuzz.build import Shape
 from fuzz.cases_layers import LAYER_CASES
 from fuzz.oracle import Case, Program
 from torch import Tensor
+from torch.nn import functional as fn
 
 _FLAT: Final = (3, 4)
 
@@ -26,33 +26,33 @@ def _noise(x: Tensor) -> Tensor:
 
 
 _ELEMENTWISE: Final[Mapping[str, tuple[Case, ...]]] = {
-    "GeluBackward0": _each(F.gelu, lambda x: F.gelu(x, approximate="tanh")),
-    "SiluBackward0": _each(F.silu),
+    "GeluBackward0": _each(fn.gelu, lambda x: fn.gelu(x, approximate="tanh")),
+    "SiluBackward0": _each(fn.silu),
     "TanhBackward0": _each(torch.tanh),
-    "MishBackward0": _each(F.mish),
-    "HardswishBackward0": _each(F.hardswish),
+    "MishBackward0": _each(fn.mish),
+    "HardswishBackward0": _each(fn.hardswish),
     "ToCopyBackward0": _each(
         lambda x: x.to(torch.float16),
         lambda x: x.to(torch.float32 if x.dtype == torch.float64 else torch.float64),
     ),
     "NativeDropoutBackward0": _each(lambda x: torch.native_dropout(x, 0.5, True)[0]),
-    "EluBackward0": _each(F.elu, F.selu, lambda x: F.elu(x, -1.0)),
-    "EluBackward1": _each(lambda x: F.elu_(x.clone()), lambda x: F.selu(x.clone(), inplace=True)),
-    "CeluBackward0": _each(lambda x: F.celu(x, 0.7)),
-    "HardshrinkBackward0": _each(F.hardshrink),
-    "SoftshrinkBackward0": _each(F.softshrink),
-    "LeakyReluBackward0": _each(F.leaky_relu, lambda x: F.leaky_relu(x, -0.5)),
+    "EluBackward0": _each(fn.elu, fn.selu, lambda x: fn.elu(x, -1.0)),
+    "EluBackward1": _each(lambda x: fn.elu_(x.clone()), lambda x: fn.selu(x.clone(), inplace=True)),
+    "CeluBackward0": _each(lambda x: fn.celu(x, 0.7)),
+    "HardshrinkBackward0": _each(fn.hardshrink),
+    "SoftshrinkBackward0": _each(fn.softshrink),
+    "LeakyReluBackward0": _each(fn.leaky_relu, lambda x: fn.leaky_relu(x, -0.5)),
     "PreluKernelBackward0": (
-        _c(F.prelu, _FLAT, (4,)),
-        _c(F.prelu, (2, 3, 2, 2), (3,)),
-        _c(F.prelu, _FLAT, (1,)),
+        _c(fn.prelu, _FLAT, (4,)),
+        _c(fn.prelu, (2, 3, 2, 2), (3,)),
+        _c(fn.prelu, _FLAT, (1,)),
     ),
     "SigmoidBackward0": _each(torch.sigmoid),
-    "HardsigmoidBackward0": _each(F.hardsigmoid),
+    "HardsigmoidBackward0": _each(fn.hardsigmoid),
     "ExpBackward0": _each(torch.exp),
-    "SoftplusBackward0": _each(F.softplus, lambda x: F.softplus(x, 2.0, 3.0)),
+    "SoftplusBackward0": _each(fn.softplus, lambda x: fn.softplus(x, 2.0, 3.0)),
     "RsqrtBackward0": _each(torch.rsqrt, values="positive"),
-    "LogSigmoidBackward0": _each(F.logsigmoid),
+    "LogSigmoidBackward0": _each(fn.logsigmoid),
     "SqrtBackward0": _each(torch.sqrt, values="positive"),
     "SinBackward0": _each(torch.sin),
     "ErfBackward0": _each(torch.erf),
@@ -65,7 +65,7 @@ _ELEMENTWISE: Final[Mapping[str, tuple[Case, ...]]] = {
     ),
     "DivBackward1": _each(lambda x: torch.ops.aten.div.Scalar(x, -3.0)),
     "AddBackward1": _each(
-        lambda x: torch.ops.aten.add.Scalar(x, 0.5), lambda x: F.rms_norm(x, (4,))
+        lambda x: torch.ops.aten.add.Scalar(x, 0.5), lambda x: fn.rms_norm(x, (4,))
     ),
     "SubBackward1": _each(lambda x: torch.ops.aten.sub.Scalar(x, 0.5)),
     "RsubBackward1": _each(lambda x: 1 - x),
@@ -77,19 +77,19 @@ _ELEMENTWISE: Final[Mapping[str, tuple[Case, ...]]] = {
         lambda x: x**2, lambda x: x**3, lambda x: x**1, lambda x: torch.pow(x, 2.0), torch.square
     )
     + _each(lambda x: x**0.5, lambda x: x**-1, lambda x: x**1.5, values="positive"),
-    "ReluBackward0": _each(F.relu, lambda x: F.relu_(x.clone())),
+    "ReluBackward0": _each(fn.relu, lambda x: fn.relu_(x.clone())),
     "HardtanhBackward0": _each(
-        F.relu6,
-        F.hardtanh,
-        lambda x: F.hardtanh(x, -2.0, 0.0),
-        lambda x: F.hardtanh(x, 1.0, 2.0),
-        lambda x: F.hardtanh(x, -2.0, -1.0),
-        lambda x: F.hardtanh_(x.clone(), 0.0, 2.0),
+        fn.relu6,
+        fn.hardtanh,
+        lambda x: fn.hardtanh(x, -2.0, 0.0),
+        lambda x: fn.hardtanh(x, 1.0, 2.0),
+        lambda x: fn.hardtanh(x, -2.0, -1.0),
+        lambda x: fn.hardtanh_(x.clone(), 0.0, 2.0),
     ),
     "ThresholdBackward0": _each(
-        lambda x: F.threshold(x, 0.0, 0.3),
-        lambda x: F.threshold(x, 0.5, -1.0),
-        lambda x: F.threshold(x, -0.5, 0.0),
+        lambda x: fn.threshold(x, 0.0, 0.3),
+        lambda x: fn.threshold(x, 0.5, -1.0),
+        lambda x: fn.threshold(x, -0.5, 0.0),
     ),
     "ClampBackward1": _each(
         lambda x: x.clamp(0.0, 1.0),
@@ -146,8 +146,8 @@ _ARITHMETIC: Final[Mapping[str, tuple[Case, ...]]] = {
     "WhereBackward0": _pairs(lambda a, b: torch.where(torch.rand(3, 4) < 0.5, a, b))
     + _each(lambda x: torch.where(torch.rand(3, 4) < 0.5, x, 0.7)),
     "GluBackward0": (
-        _c(lambda x: F.glu(x, -1), (3, 6)),
-        _c(lambda x: F.glu(x, 0), (4, 3)),
+        _c(lambda x: fn.glu(x, -1), (3, 6)),
+        _c(lambda x: fn.glu(x, 0), (4, 3)),
     ),
 }
 
@@ -201,9 +201,9 @@ _SHAPES: Final[Mapping[str, tuple[Case, ...]]] = {
         lambda x: x.roll(1, 0), lambda x: x.roll((1, -2), (0, 1)), lambda x: x.roll(5)
     ),
     "ConstantPadNdBackward0": _each(
-        lambda x: F.pad(x, (1, 2)),
-        lambda x: F.pad(x, (-1, 2, 1, 0), value=0.5),
-        lambda x: F.pad(x, (0, -2, -1, -1)),
+        lambda x: fn.pad(x, (1, 2)),
+        lambda x: fn.pad(x, (-1, 2, 1, 0), value=0.5),
+        lambda x: fn.pad(x, (0, -2, -1, -1)),
     ),
     "SplitBackward0": _each(
         lambda x: x.split(2, 1), lambda x: x.chunk(2)[1:], lambda x: x.split(3, -1)[1]
@@ -227,8 +227,8 @@ _SHAPES: Final[Mapping[str, tuple[Case, ...]]] = {
         _c(lambda a, b: torch.stack([a, b], -1), *_PAIR),
         _c(lambda a, b: torch.stack([a, torch.randn(3, 4), b], 1), *_PAIR),
     ),
-    "PixelShuffleBackward0": (_c(lambda x: F.pixel_shuffle(x, 2), (1, 8, 2, 3)),),
-    "PixelUnshuffleBackward0": (_c(lambda x: F.pixel_unshuffle(x, 2), (1, 2, 4, 6)),),
+    "PixelShuffleBackward0": (_c(lambda x: fn.pixel_shuffle(x, 2), (1, 8, 2, 3)),),
+    "PixelUnshuffleBackward0": (_c(lambda x: fn.pixel_unshuffle(x, 2), (1, 2, 4, 6)),),
 }
 
 
@@ -238,8 +238,8 @@ def _picked(*shape: int, size: int) -> Tensor:
 
 _LOOKUP: Final[Mapping[str, tuple[Case, ...]]] = {
     "EmbeddingBackward0": (
-        _c(lambda w: F.embedding(_picked(2, 3, size=5), w), (5, 4)),
-        _c(lambda w: F.embedding(_picked(2, size=5), w, padding_idx=1), (5, 4)),
+        _c(lambda w: fn.embedding(_picked(2, 3, size=5), w), (5, 4)),
+        _c(lambda w: fn.embedding(_picked(2, size=5), w, padding_idx=1), (5, 4)),
     ),
     "IndexBackward0": _each(lambda x: x[_picked(2, size=3)], lambda x: x[:, _picked(2, size=4)]),
     "GatherBackward0": _each(lambda x: x.gather(1, _picked(3, 2, size=4))),

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from fuzz.attention_blocks import ATTENTION_BLOCKS
 from fuzz.blocks import FEATURE_BLOCKS, POSITION_BLOCKS, affine
 from fuzz.build import Build, Shape, Step, chain
 from fuzz.image_blocks import IMAGE_BLOCKS
 from torch import Tensor, nn
+from torch.nn import functional as fn
 
 LOSSES: Final = ("functional", "functional", "sum", "square", "cross entropy", "column", "sequence")
 BATCHES: Final = ("plain", "large", "spike", "offset", "zero", "negative", "positive", "tiny")
@@ -75,7 +75,7 @@ def _draw(b: Build) -> Network:
     entry, steps = shape, []
     if kind == "tokens":
         table = b.weight(9, 4)
-        steps.append(lambda x: F.embedding(x, table))
+        steps.append(lambda x: fn.embedding(x, table))
     for _ in range(b.rng.randrange(1, 5)):
         blocks = {
             2: FEATURE_BLOCKS,
@@ -116,7 +116,7 @@ def _head(b: Build, shape: Shape) -> Step:
     if b.chance(0.3):
         flat = affine(b, size * shape[2] * shape[3], _CLASSES)
         return lambda x: flat(x.flatten(1))
-    return lambda x: last(F.adaptive_avg_pool2d(x, 1).flatten(1))
+    return lambda x: last(fn.adaptive_avg_pool2d(x, 1).flatten(1))
 
 
 def _batch(
@@ -150,10 +150,10 @@ def _losses(column: int) -> dict[str, Loss]:
         return (y * factor.to(y.dtype)).sum()
 
     def square(y: Tensor, noise: torch.Generator) -> Tensor:
-        return F.mse_loss(y, 10 * torch.randn(y.shape, generator=noise).to(y.dtype))
+        return fn.mse_loss(y, 10 * torch.randn(y.shape, generator=noise).to(y.dtype))
 
     def classes(y: Tensor, noise: torch.Generator) -> Tensor:
-        return F.cross_entropy(y, torch.randint(0, _CLASSES, (y.shape[0],), generator=noise))
+        return fn.cross_entropy(y, torch.randint(0, _CLASSES, (y.shape[0],), generator=noise))
 
     return {
         "functional": functional,

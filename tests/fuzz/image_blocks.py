@@ -3,10 +3,10 @@
 from typing import Final
 
 import torch
-import torch.nn.functional as F
 from fuzz.blocks import Block
 from fuzz.build import Build, Shape, Step, chain
 from torch import Tensor
+from torch.nn import functional as fn
 
 
 def conv(b: Build, size: int, out: int, stride: int = 1) -> Step:
@@ -14,7 +14,7 @@ def conv(b: Build, size: int, out: int, stride: int = 1) -> Step:
     groups = b.rng.choice([g for g in (1, 1, 2, 4) if size % g == 0 and out % g == 0])
     kernel = b.rng.choice((1, 3))
     weight, bias = b.weight(out, size // groups, kernel, kernel), b.maybe_vector(out)
-    return lambda x: F.conv2d(x, weight, bias, stride, padding=kernel // 2, groups=groups)
+    return lambda x: fn.conv2d(x, weight, bias, stride, padding=kernel // 2, groups=groups)
 
 
 def _last(x: Tensor, step: Step) -> Tensor:
@@ -34,11 +34,11 @@ def norm(b: Build, size: int) -> Step:
     mean, var = torch.zeros(size, dtype=b.dtype), torch.ones(size, dtype=b.dtype)
     groups = b.rng.choice([g for g in (1, 2, size) if size % g == 0])
     steps: dict[str, Step] = {
-        "batch": lambda x: F.batch_norm(x, mean, var, scale, shift, training=True),
-        "eval": lambda x: F.batch_norm(x, mean, var, scale, shift, training=False),
-        "group": lambda x: F.group_norm(x, groups, scale, shift),
-        "instance": lambda x: F.instance_norm(x, weight=scale, bias=shift),
-        "layer": lambda x: _last(x, lambda y: F.layer_norm(y, (size,), scale, shift)),
+        "batch": lambda x: fn.batch_norm(x, mean, var, scale, shift, training=True),
+        "eval": lambda x: fn.batch_norm(x, mean, var, scale, shift, training=False),
+        "group": lambda x: fn.group_norm(x, groups, scale, shift),
+        "instance": lambda x: fn.instance_norm(x, weight=scale, bias=shift),
+        "layer": lambda x: _last(x, lambda y: fn.layer_norm(y, (size,), scale, shift)),
         "none": lambda x: x,
     }
     return steps[kind]
@@ -77,11 +77,11 @@ def squeeze_gate(b: Build, shape: Shape) -> tuple[Step, Shape]:
     """Channels weighed by what their means say."""
     b.note("squeeze gate")
     one, two = b.weight(3, shape[1]), b.weight(shape[1], 3)
-    act, gate = b.act(), b.rng.choice((torch.sigmoid, F.hardsigmoid))
+    act, gate = b.act(), b.rng.choice((torch.sigmoid, fn.hardsigmoid))
 
     def run(x: Tensor) -> Tensor:
-        means = F.adaptive_avg_pool2d(x, 1).flatten(1)
-        return x * gate(F.linear(act(F.linear(means, one)), two))[:, :, None, None]
+        means = fn.adaptive_avg_pool2d(x, 1).flatten(1)
+        return x * gate(fn.linear(act(fn.linear(means, one)), two))[:, :, None, None]
 
     return run, shape
 
@@ -112,13 +112,13 @@ def resized(b: Build, shape: Shape) -> tuple[Step, Shape]:
         kind = b.rng.choice(("nearest", "bilinear"))
     larger = (side + 1, side + 1)
     steps: dict[str, Step] = {
-        "max": lambda x: F.max_pool2d(x, 3, 2, 1),
-        "avg": lambda x: F.avg_pool2d(x, 2),
-        "adaptive": lambda x: F.adaptive_avg_pool2d(x, 3),
-        "adaptive max": lambda x: F.adaptive_max_pool2d(x, 2),
-        "nearest": lambda x: F.interpolate(x, size=larger),
-        "bilinear": lambda x: F.interpolate(x, size=larger, mode="bilinear"),
-        "reflect": lambda x: F.avg_pool2d(F.pad(x, (1, 1, 1, 1), mode="reflect"), 3),
+        "max": lambda x: fn.max_pool2d(x, 3, 2, 1),
+        "avg": lambda x: fn.avg_pool2d(x, 2),
+        "adaptive": lambda x: fn.adaptive_avg_pool2d(x, 3),
+        "adaptive max": lambda x: fn.adaptive_max_pool2d(x, 2),
+        "nearest": lambda x: fn.interpolate(x, size=larger),
+        "bilinear": lambda x: fn.interpolate(x, size=larger, mode="bilinear"),
+        "reflect": lambda x: fn.avg_pool2d(fn.pad(x, (1, 1, 1, 1), mode="reflect"), 3),
     }
     return steps[kind], tuple(steps[kind](torch.zeros(shape)).shape)
 

@@ -78,6 +78,11 @@ def _opaque_masks(node: Node, rule: Any, found: Pass, own: list[Mask]) -> Sequen
     return _backward(node, rule, found, own)
 
 
+def _first_column(values: Tensor, axis: int, *_: Any) -> Any:
+    rows = values.transpose(0, axis)[:, :1].flatten(1)
+    return (rows <= 0).all(1).numpy(), (rows >= 0).all(1).numpy()
+
+
 def _lasting(*args: Any) -> Any:
     """All facts are thought to last, whatever the optimizer does."""
     name, _, now, *_ = args
@@ -92,7 +97,7 @@ ENGINE_BUGS: Final[dict[tuple[str, str], Plant]] = {
     ("arithmetic", "constants are zero"): _patched(arithmetic, "_spread", _known_constants),
     ("prover", "opaque operations pass nothing"): _patched(prover, "_backward", _opaque_masks),
     ("leaves", "every fact lasts"): _patched(leaves, "leaf", _lasting),
-    ("leaves", "all rows are like the sampled columns"): _patched(leaves, "_SAMPLES", (1, 1)),
+    ("leaves", "a row is like its first column"): _patched(leaves, "_along", _first_column),
 }
 
 _rules: Final = optimizers._RULES

@@ -253,22 +253,116 @@ def _drops_constant(node: Node, operands: Sequence[Signs], found: list[Signs]) -
     return [one.map(lambda m: _any_along(m, (axis,))) for one in found]
 
 
-_SHAPES: Final = ["TBackward0", "TransposeBackward0", "PermuteBackward0", "ExpandBackward0", "RepeatBackward0", "SliceBackward0", "SelectBackward0", "FlipBackward0", "RollBackward0", "PixelShuffleBackward0", "PixelUnshuffleBackward0", "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0", "CloneBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "UnsqueezeBackward0", "SplitBackward0", "SplitWithSizesBackward0", "UnbindBackward0", "CatBackward0", "StackBackward0"]
-_CURVES: Final = ["GeluBackward0", "SiluBackward0", "TanhBackward0", "MishBackward0", "HardswishBackward0", "ToCopyBackward0", "NativeDropoutBackward0", "EluBackward0", "EluBackward1", "CeluBackward0", "LeakyReluBackward0", "SigmoidBackward0", "HardsigmoidBackward0", "ExpBackward0", "SoftplusBackward0", "LogSigmoidBackward0", "SinBackward0", "ErfBackward0", "AtanBackward0", "MulBackward1", "DivBackward1", "AddBackward1", "SubBackward1", "RsubBackward1", "MaskedFillBackward0", "PowBackward2", "NegBackward0", "PreluKernelBackward0", "TrilBackward0", "TriuBackward0"]
+_SHAPES: Final = [
+    "TBackward0",
+    "TransposeBackward0",
+    "PermuteBackward0",
+    "ExpandBackward0",
+    "RepeatBackward0",
+    "SliceBackward0",
+    "SelectBackward0",
+    "FlipBackward0",
+    "RollBackward0",
+    "PixelShuffleBackward0",
+    "PixelUnshuffleBackward0",
+    "ViewBackward0",
+    "UnsafeViewBackward0",
+    "ReshapeAliasBackward0",
+    "AliasBackward0",
+    "CloneBackward0",
+    "SqueezeBackward0",
+    "SqueezeBackward1",
+    "SqueezeBackward2",
+    "UnsqueezeBackward0",
+    "SplitBackward0",
+    "SplitWithSizesBackward0",
+    "UnbindBackward0",
+    "CatBackward0",
+    "StackBackward0",
+]
+_CURVES: Final = [
+    "GeluBackward0",
+    "SiluBackward0",
+    "TanhBackward0",
+    "MishBackward0",
+    "HardswishBackward0",
+    "ToCopyBackward0",
+    "NativeDropoutBackward0",
+    "EluBackward0",
+    "EluBackward1",
+    "CeluBackward0",
+    "LeakyReluBackward0",
+    "SigmoidBackward0",
+    "HardsigmoidBackward0",
+    "ExpBackward0",
+    "SoftplusBackward0",
+    "LogSigmoidBackward0",
+    "SinBackward0",
+    "ErfBackward0",
+    "AtanBackward0",
+    "MulBackward1",
+    "DivBackward1",
+    "AddBackward1",
+    "SubBackward1",
+    "RsubBackward1",
+    "MaskedFillBackward0",
+    "PowBackward2",
+    "NegBackward0",
+    "PreluKernelBackward0",
+    "TrilBackward0",
+    "TriuBackward0",
+]
 _POSITIVE: Final = ["RsqrtBackward0", "SqrtBackward0", "LogBackward0", "ReciprocalBackward0"]
 _POOLS: Final = [
     name
     for name in RULES
     if "Pool" in name or "Upsample" in name or "ReflectionPad" in name or "ReplicationPad" in name
 ]
-_REDUCED: Final = ["SumBackward0", "SumBackward1", "MeanBackward0", "MeanBackward1", "AmaxBackward0", "AminBackward0", "MaxBackward0", "MaxBackward1", "MinBackward0", "MinBackward1"]
+_REDUCED: Final = [
+    "SumBackward0",
+    "SumBackward1",
+    "MeanBackward0",
+    "MeanBackward1",
+    "AmaxBackward0",
+    "AminBackward0",
+    "MaxBackward0",
+    "MaxBackward1",
+    "MinBackward0",
+    "MinBackward1",
+]
 _NORMED: Final = ["LinalgVectorNormBackward0", "VarBackward0", "StdBackward0", "LogsumexpBackward0"]
-_PICKED: Final = ["EmbeddingBackward0", "IndexBackward0", "GatherBackward0", "IndexSelectBackward0", "TakeBackward0", "TopkBackward0", "SortBackward0", "IndexAddBackward0", "IndexPutBackward0", "ScatterAddBackward0"]
-_BATCH_NORMS: Final = ["NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"]
+_PICKED: Final = [
+    "EmbeddingBackward0",
+    "IndexBackward0",
+    "GatherBackward0",
+    "IndexSelectBackward0",
+    "TakeBackward0",
+    "TopkBackward0",
+    "SortBackward0",
+    "IndexAddBackward0",
+    "IndexPutBackward0",
+    "ScatterAddBackward0",
+]
+_BATCH_NORMS: Final = [
+    "NativeBatchNormBackward0",
+    "CudnnBatchNormBackward0",
+    "MiopenBatchNormBackward0",
+]
 _ALL_BATCH_NORMS: Final = [*_BATCH_NORMS, "SyncBatchNormBackward"]
-_ROW_NORMS: Final = ["NativeLayerNormBackward0", "FusedRmsNormBackward0", "NativeGroupNormBackward0"]
+_ROW_NORMS: Final = [
+    "NativeLayerNormBackward0",
+    "FusedRmsNormBackward0",
+    "NativeGroupNormBackward0",
+]
 _FUSED: Final = [name for name in RULES if name.startswith("ScaledDotProduct")]
-_PRODUCTS: Final = ["MmBackward0", "BmmBackward0", "AddmmBackward0", "BaddbmmBackward0", "MvBackward0", "DotBackward0"]
+_PRODUCTS: Final = [
+    "MmBackward0",
+    "BmmBackward0",
+    "AddmmBackward0",
+    "BaddbmmBackward0",
+    "MvBackward0",
+    "DotBackward0",
+]
 
 BUGS: Final[dict[tuple[str, str], Change]] = {
     **{(name, "masks come back one place off"): moves_back for name in _SHAPES},

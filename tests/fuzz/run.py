@@ -23,21 +23,26 @@ def main() -> int:
     return 1 if tally.violations else 0
 
 
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
 def show(tally: Tally, seconds: float) -> None:
     """Print what a run did."""
-    print(f"networks         {tally.networks} in {seconds:.0f} s, {tally.steps} steps of attack")
+    say(f"networks         {tally.networks} in {seconds:.0f} s, {tally.steps} steps of attack")
     for label, counted in (
         ("certified", tally.certified),
         ("closed elements", tally.closed),
+        ("claims", tally.claims),
         ("optimizers", tally.optimizers),
         ("dtypes", tally.dtypes),
         ("skipped", tally.skipped),
     ):
         listed = ", ".join(f"{name} {count}" for name, count in counted.most_common())
-        print(f"{label:16} {sum(counted.values())}: {listed}")
-    print(f"counterexamples  {len(tally.violations)}")
+        say(f"{label:16} {sum(counted.values())}: {listed}")
+    say(f"counterexamples  {len(tally.violations)}")
     for one in tally.violations:
-        print(f"  seed {one.seed} step {one.step} {one.parameter}: {one.what}\n    {one.text}")
+        say(f"  seed {one.seed} step {one.step} {one.parameter}: {one.what}\n    {one.text}")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ LEAST_NUMBERS = {
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
     "slope_min_decades": 1.0,
+    "lock_stale": 1.0,
 }
 
 
@@ -67,6 +68,7 @@ def test_the_defaults_are_a_contract() -> None:
         "loss_spike_ratio": 1.5,
         "skipped_steps_limit": 25,
         "anchor_every": 20,
+        "lock_stale": 600.0,
         "patience": 4,
         "lr_max": None,
         "certify_optimizers": (),

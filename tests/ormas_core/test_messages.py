@@ -39,6 +39,7 @@ from ormas_core.events import (
     SinkError,
     SkippedStep,
 )
+from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.messages import describe
 from ormas_core.terms import (
     ChannelLevel,
@@ -48,6 +49,7 @@ from ormas_core.terms import (
     MechanismState,
     NonfiniteCount,
     Signal,
+    SavedFile,
     Stage,
     Status,
     Trend,
@@ -116,6 +118,19 @@ SLOPE = GradientSlope(
 NEVER = ExpertShare(expert="6", share=0.0, seen=0.0, since_step=None)
 ONCE = ExpertShare(expert="7", share=0.01, seen=0.5, since_step=40)
 SELDOM = ExpertShare(expert="2", share=0.0123, seen=0.25, since_step=99)
+RESUMED = RunResumed(
+    step=10,
+    attempt=10,
+    restored=True,
+    head="ab" * 32,
+    lines=7,
+    metrics_rows=16,
+    reached=15,
+    repeated=5,
+    ended=False,
+    torn_record_bytes=20,
+    torn_metrics_bytes=1,
+)
 MESSAGES: list[tuple[Event, str]] = [
     (
         run_start(("a", "b")),
@@ -133,6 +148,41 @@ MESSAGES: list[tuple[Event, str]] = [
             ),
         ),
         "loss off: no loss was given; maxima unobservable: compiled",
+    ),
+    (
+        RESUMED,
+        (
+            "Resumed at step 10 after line 7 of the record, head abababababab, with the baselines "
+            "of the checkpoint; 5 steps up to 15 are done again; what came before has no end; 21 "
+            "bytes of a torn last line were cut off."
+        ),
+    ),
+    (
+        replace(
+            RESUMED,
+            restored=False,
+            detail="no state",
+            lines=0,
+            repeated=0,
+            torn_record_bytes=0,
+            torn_metrics_bytes=0,
+        ),
+        "Resumed at step 10 in a new record, with new baselines (no state).",
+    ),
+    (
+        RecordGap(step=3, error="OSError: No space left on device", events=2, measurements=5),
+        (
+            "2 events and 5 measurements are missing from the record here: OSError: No space left "
+            "on device."
+        ),
+    ),
+    (
+        CheckpointSaved(
+            step=3,
+            path="out/model.safetensors",
+            files=(SavedFile(name="model.safetensors", bytes=1, sha256="00"),),
+        ),
+        "Model out/model.safetensors: 1 files.",
     ),
     (measurement(0, {"a": 1.0, "b": 2.0}, loss=0.12345), "Check of 2 layers, loss 0.1235."),
     (measurement(0, {"a": 1.0}), "Check of 1 layers, loss none."),

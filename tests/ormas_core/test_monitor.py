@@ -25,6 +25,7 @@ from ormas_core import (
     MonitorError,
     NoGradients,
     RecordExistsError,
+    RecordGap,
     RunEnd,
     RunStart,
     SinkError,
@@ -351,6 +352,34 @@ def test_the_config_and_patterns_are_in_the_record(make: Make, tmp_path: Path) -
     assert start.layers == ("fc1", "fc2")
 
 
+def test_a_record_without_room_is_kept_and_said_once(
+    make: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The writer goes on when there is room again, and the verdict is that of the training."""
+    net = ToyNet()
+    optimizer = sgd(net)
+    monitor, sink = make(net, optimizer)
+    plain_loop(net, monitor.step, list(loader(2)), optimizer)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ormas_core.record.writer.chain.seal", full)
+        plain_loop(net, monitor.step, list(loader(10)), optimizer)
+    plain_loop(net, monitor.step, list(loader(20)), optimizer)
+    monitor.close()
+    assert not of(sink, SinkError)
+    assert [r.levelname for r in caplog.records] == ["ERROR"]
+    (gap,) = [e.event for e in read_record(tmp_path / "run") if isinstance(e.event, RecordGap)]
+    assert gap.measurements == 10
+    assert of(sink, RunEnd)[0].status is Status.HEALTHY
+    assert not verify_record(tmp_path / "run").failed
+
+
 def test_a_disk_that_fails_costs_the_record_and_not_the_run(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +390,7 @@ def test_a_disk_that_fails_costs_the_record_and_not_the_run(
     plain_loop(net, monitor.step, list(loader(2)), optimizer)
 
     def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("ormas_core.record.writer.chain.seal", full)
     plain_loop(net, monitor.step, list(loader(2)), optimizer)

@@ -12,7 +12,7 @@ from torch import nn
 from ormas_core import Monitor
 from ormas_core.config import MonitorConfig
 from ormas_core.errors import ConfigError, OrmasError, UnknownOptionError
-from ormas_core.options import MonitorOptions, check_options, make_config
+from ormas_core.options import DEFAULT_OUT, MonitorOptions, check_options, make_config
 from ormas_core.sinks import MemorySink, Sink
 
 REFUSED: list[tuple[str, Any]] = [
@@ -46,6 +46,8 @@ REFUSED: list[tuple[str, Any]] = [
     ("overwrite", "no"),
     ("overwrite", None),
     ("verbose", 1),
+    ("resume", "yes"),
+    ("resume", None),
     ("config", {"sigma": 2.0}),
     ("config", 3),
 ]
@@ -103,6 +105,16 @@ def test_a_refusal_says_what_was_asked_and_what_was_given(
     assert str(caught.value) == message
 
 
+def test_resuming_and_overwriting_exclude_each_other(tmp_path: Path) -> None:
+    """One of them would have to be ignored, and a record may be at stake."""
+    options = MonitorOptions(out=tmp_path / "run", resume=True, overwrite=True)
+    for refuse in (check_options, lambda given: Monitor(nn.Linear(2, 2), **given)):
+        with pytest.raises(ConfigError, match="resume=True and overwrite=True") as caught:
+            refuse(options)
+        assert caught.value.subject == "resume"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_every_option_can_be_refused() -> None:
     """A new option needs a case above: there is none of which any value can be used."""
     assert {name for name, _ in REFUSED} == set(MonitorOptions.__annotations__)
@@ -121,6 +133,7 @@ def test_the_monitors_defaults_are_the_configs() -> None:
     parameters = inspect.signature(Monitor).parameters
     for name in ("layers", "check_every", "patience", "sigma", "warmup"):
         assert parameters[name].default == getattr(MonitorConfig(), name)
+    assert parameters["out"].default == DEFAULT_OUT
 
 
 def test_an_unknown_option_is_refused_with_the_known_ones() -> None:

@@ -5,6 +5,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ from torch import nn
 
 from ormas_core import (
     Alarm,
+    Anchor,
     ConfigError,
     MemorySink,
     MissingExtraError,
     Monitor,
     MonitorConfig,
     OrmasError,
+    read_record,
 )
 from ormas_core.testing import check_sink, measurement, run_start
 from ormas_mlflow import MLflowSink
@@ -82,6 +85,33 @@ def test_monitor_end_to_end(store: str, tmp_path: Path) -> None:
     assert tags["ormas.record.head"] == facts.head
     assert facts.start is not None
     assert tags["ormas.run_id"] == facts.start.run_id
+
+
+def test_heads_of_anchors_arrive_while_the_run_is_going_on(store: str, tmp_path: Path) -> None:
+    """A record that is rewritten later differs from them; they do not wait for the end."""
+    sink = MLflowSink(tracking_uri=store, experiment="witness")
+    model = nn.Linear(4, 1)
+    config = MonitorConfig(check_every=1, anchor_every=2)
+    monitor = Monitor(model, out=tmp_path / "run", config=config, sinks=[sink], verbose=False)
+    for _ in range(4):
+        model.zero_grad()
+        loss = model(torch.ones(1, 4)).sum()
+        loss.backward()
+        monitor.step(loss)
+    expected = [
+        f"{line.event.lines}:{line.event.head}"
+        for line in read_record(tmp_path / "run")
+        if isinstance(line.event, Anchor)
+    ]
+    key = f"ormas.record.anchors.{monitor.run_id[:8]}.2"
+    deadline = time.monotonic() + 60
+    found = ""
+    while found.split() != expected and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found = ormas_tags(store, sink.run_id).get(key, "") if sink.run_id else ""
+    assert len(expected) == 2
+    assert found.split() == expected
+    monitor.close()
 
 
 def test_runs_with_a_problem_can_be_searched(store: str, tmp_path: Path) -> None:

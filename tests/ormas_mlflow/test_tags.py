@@ -1,6 +1,7 @@
 """Keys and values are legal for MLflow whatever a layer is called, and say what happened."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -269,6 +270,45 @@ def test_record_head_and_verdict() -> None:
     tags = fold(run_start(), run_end(Status.WARNINGS), anchor)
     assert tags["ormas.record.head"] == "ab" * 32
     assert tags["ormas.status"] == "warnings"
+
+
+def anchor_tags(board: RunTags, *lines: int) -> dict[str, str]:
+    """Return the tags that anchors at these lines set."""
+    tags: dict[str, str] = {}
+    for line in lines:
+        event = Anchor(step=1, head=f"{line:064x}", lines=line, metrics_head="", metrics_rows=1)
+        tags |= board.update(event)
+    return {key: value for key, value in tags.items() if key.startswith("ormas.record.anchors.")}
+
+
+def test_every_anchor_is_kept_fifty_to_a_tag() -> None:
+    """As `LINES:HEAD`, so that the first one that differs can be named; no tag is too long."""
+    board = RunTags()
+    fold(run_start(), board=board)
+    first = anchor_tags(board, *range(2, 52))
+    (text,) = first.values()
+    assert text.split() == [f"{line}:{line:064x}" for line in range(2, 52)]
+    assert len(text) < 5000
+    assert anchor_tags(board, 10**14) == {
+        f"ormas.record.anchors.00000000.{10**14}": f"{10**14}:{10**14:064x}"
+    }
+    assert list(first) == ["ormas.record.anchors.00000000.2"]
+
+
+def test_a_process_that_resumes_a_record_keeps_the_anchors_before_it() -> None:
+    """Its tags begin at a later line, so none is written over; nor is one of another record."""
+    boards = [RunTags(), RunTags(), RunTags()]
+    other = replace(run_start(), run_id="f" * 32)
+    for board, start in zip(boards, (run_start(), run_start(segment=1), other), strict=True):
+        fold(start, board=board)
+    keys = [
+        *anchor_tags(boards[0], 2, 5),
+        *anchor_tags(boards[1], 9, 12),
+        *anchor_tags(boards[2], 2, 5),
+    ]
+    assert len(set(keys)) == 3
+    fold(run_start(segment=1), board=boards[0])
+    assert list(anchor_tags(boards[0], 15)) == ["ormas.record.anchors.00000000.2"]
 
 
 def test_run_without_an_end_is_interrupted() -> None:

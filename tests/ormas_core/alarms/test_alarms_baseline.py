@@ -88,3 +88,26 @@ def test_a_restored_baseline_goes_on_alike(before: list[float], after: list[floa
         restored.add(value)
     assert restored == whole
     assert type(restored.count) is int
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        [1.0, math.nan, 1.0],
+        [1.0, math.inf, 1.0],
+        [1.0, 1e300, 1.0],
+        [1.0, 0.0, math.nan],
+        [1.0, 0.0, math.inf],
+        [1.0, 0.0, -1.0],
+        [-1.0, 0.0, 0.0],
+        [math.nan, 0.0, 0.0],
+        [1.0, 0.0],
+    ],
+)
+def test_a_state_that_would_blind_a_baseline_is_refused(state: list[float]) -> None:
+    """A checkpoint may be mangled; what was there stays."""
+    baseline = filled([1.0, 3.0])
+    before = baseline.state()
+    with pytest.raises(ValueError, match=r"no baseline|not enough values"):
+        baseline.load(state)
+    assert baseline.state() == before

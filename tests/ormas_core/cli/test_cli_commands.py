@@ -9,6 +9,7 @@ import pytest
 
 from ormas_core import RecordWriter, RunEnd, Status
 from ormas_core.cli.main import COMMANDS, main
+from ormas_core.record import CHECKS
 from ormas_core.testing import measurement, run_start
 
 
@@ -25,17 +26,67 @@ def write_run(folder: Path, *, ended: bool = True) -> None:
 
 
 def test_verify_passes_a_whole_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Exit 0 also with --strict; every check is listed with its sentence."""
+    """Every question is listed with its answer, in order, and the head last."""
     write_run(tmp_path / "run")
-    assert main(["verify", str(tmp_path / "run"), "--strict"]) == 0
+    assert main(["verify", str(tmp_path / "run")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[:-1]] == [
-        ["PASS", "chain:"],
-        ["PASS", "metrics:"],
-        ["PASS", "anchors:"],
-        ["PASS", "completeness:"],
+    assert [tuple(line.split(": ")[0].split(maxsplit=1)) for line in lines[:-1]] == [
+        ("PASS", "chain"),
+        ("PASS", "completeness"),
+        ("PASS", "metrics"),
+        ("PASS", "schema"),
+        ("SKIPPED", "certificates"),
+        ("ABSENT", "seal"),
+        ("ABSENT", "signature"),
+        ("ABSENT", "model files"),
+        ("SKIPPED", "witness"),
+        ("SKIPPED", "canonical"),
     ]
     assert lines[-1].startswith("head ")
+
+
+def test_keygen_sign_and_verify_go_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A record that is signed for a model passes --strict with the key and that model."""
+    run, key, model = str(tmp_path / "run"), str(tmp_path / "key"), tmp_path / "model.bin"
+    write_run(tmp_path / "run")
+    model.write_bytes(b"weights")
+    assert main(["verify", run, "--strict"]) == 1
+    assert main(["keygen", key]) == 0
+    assert main(["keygen", key]) == 2
+    assert "never overwritten" in capsys.readouterr().err
+    assert main(["sign", run, "--key", key, "--model", str(model)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "sealed    3 files; the run is healthy"
+    asked = ["verify", run, "--key", f"{key}.pub", "--model", str(model), "--strict"]
+    assert main(asked) == 0
+    assert main(["verify", run, "--strict"]) == 1
+    model.write_bytes(b"another")
+    assert main(asked) == 1
+    assert main(["sign", run, "--key", key]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main(["sign", str(tmp_path), "--key", key]) == 2
+    assert main(["verify", run, "--key", str(tmp_path / "nowhere")]) == 2
+    assert main(["verify", run, "--witness", str(tmp_path / "nowhere")]) == 2
+
+
+def test_a_file_that_changes_meanwhile_is_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A void result is no verdict."""
+    from ormas_core.record import inspection
+
+    write_run(tmp_path / "run")
+    whole = inspection._examine
+
+    def meanwhile(*arguments: object) -> None:
+        with (tmp_path / "run" / "record.jsonl").open("ab") as file:
+            file.write(b"x")
+        whole(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(inspection, "_examine", meanwhile)
+    assert main(["verify", str(tmp_path / "run")]) == 2
+    assert "the result is void" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["record.jsonl", "metrics.jsonl"])
@@ -68,7 +119,9 @@ def test_verify_json_is_only_json(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["verify", str(tmp_path / "run"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ok"] is True
-    assert {check["outcome"] for check in found["checks"]} == {"pass"}
+    assert [check["name"] for check in found["checks"]] == list(CHECKS)
+    assert {check["outcome"] for check in found["checks"]} == {"pass", "absent", "skipped"}
+    assert set(found) == {"folder", "checks", "head", "lines", "ok"}
 
 
 @pytest.mark.parametrize("command", ["verify", "summary"])

@@ -1,5 +1,6 @@
 """What a loss scaler did between two checks, from its scale alone."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,3 +60,29 @@ def test_skips_in_a_row_are_never_overstated(overflow: list[bool], every: int) -
     if every == 1:
         assert ledger.in_a_row == trailing
     assert (ledger.in_a_row > 0) == (trailing > 0)
+
+
+def test_a_restored_ledger_goes_on_counting() -> None:
+    """Over a checkpoint between two checks, no skip is counted twice or not at all."""
+    whole, _ = drive([True, False, True, True, False, True], 2, interval=1000)
+    first, second = ScaleLedger(), ScaleLedger()
+    scaler = GradScaler("cpu", init_scale=1024.0)
+    first.observe(scaler, 0, 1024.0, 0)
+    first.observe(scaler, 3, 256.0, 1)
+    second.load_state_dict(first.state_dict())
+    assert second == first
+    second.observe(scaler, 5, 64.0, 0)
+    assert (second.skipped, second.in_a_row) == (4, 2)
+    third = ScaleLedger()
+    third.load_state_dict(whole.state_dict())
+    assert third == whole
+
+
+@pytest.mark.parametrize("change", [{"scale": "x"}, {"skipped": None}, {"tracker": "many"}])
+def test_a_state_that_is_none_leaves_the_ledger(change: dict[str, object]) -> None:
+    """Half a restored ledger would miscount steps."""
+    ledger, _ = drive([True, False], 1, interval=1000)
+    before = ledger.state_dict()
+    with pytest.raises((TypeError, ValueError)):
+        ledger.load_state_dict({**before, **change})
+    assert ledger.state_dict() == before

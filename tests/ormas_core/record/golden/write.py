@@ -11,13 +11,21 @@ from pathlib import Path
 import event_samples
 
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Alarm, Event, Measurement, NonfiniteLoss, RunStart
+from ormas_core.events import (
+    Alarm,
+    Anchor,
+    Event,
+    Measurement,
+    NonfiniteLoss,
+    RunStart,
+)
+from ormas_core.record_events import RunResumed
 from ormas_core.record import RecordWriter, verify_record
 from ormas_core.terms import Diagnosis, NonfiniteCount, Stage
 from ormas_core.testing import FakeClock
 from ormas_core.version import RECORD_SCHEMA
 
-FRAME = ("run_start", "anchor", "run_end")
+FRAME = ("run_start", "run_resumed", "anchor", "run_end")
 
 
 def main() -> None:
@@ -32,7 +40,8 @@ def main() -> None:
     start = samples["run_start"]
     assert isinstance(start, RunStart)
     config = MonitorConfig(layers=("encoder.*", "head"))
-    put(dataclasses.replace(start, name="Prüfung", optimizer=None, config=config))
+    start = dataclasses.replace(start, segment=0, schema=RECORD_SCHEMA, config=config)
+    put(dataclasses.replace(start, name="Prüfung", optimizer=None))
     for kind, event in samples.items():
         if kind not in FRAME:
             put(event)
@@ -63,8 +72,32 @@ def main() -> None:
     put(writer.anchor(6))
     put(samples["run_end"])
     put(writer.anchor(7))
+    before = writer.anchor(7)
+    put(dataclasses.replace(start, segment=1))
+    put(resumed(before))
+    put(samples["run_end"])
+    put(writer.anchor(7))
     writer.close()
     (folder / "head").write_text(f"{verify_record(folder).head}\n")
+
+
+def resumed(before: Anchor) -> RunResumed:
+    """Return what is said where the record goes on after `before`, restored at its first row."""
+    return RunResumed(
+        step=5,
+        attempt=5,
+        restored=True,
+        head=before.head,
+        lines=before.lines,
+        metrics_rows=before.metrics_rows,
+        reached=7,
+        repeated=2,
+        ended=True,
+        checkpoint_head=before.head,
+        checkpoint_lines=before.lines,
+        checkpoint_rows=1,
+        torn_record_bytes=17,
+    )
 
 
 if __name__ == "__main__":

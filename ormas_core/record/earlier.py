@@ -1,0 +1,143 @@
+"""What a record that is there already says of its run, for the writer that continues it."""
+
+import os
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from ormas_core.errors import RecordFormatError
+from ormas_core.events import (
+    Anchor,
+    RunEnd,
+    RunStart,
+)
+from ormas_core.record.files import open_inside
+from ormas_core.record.lines import Lines
+from ormas_core.record.reader import METRICS_FILE, RECORD_FILE, last_line, parse_line
+from ormas_core.record_events import RunResumed
+
+_FRAME: Final = tuple(
+    f'"event":"{kind}"'.encode() for kind in ("run_start", "run_resumed", "anchor", "run_end")
+)
+_HASH: Final = slice(-66, -2)  # of a line that ends in `"hash":"..."}`
+_BLOCK: Final = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """A record up to where it is continued; the fields are those of `RunResumed`.
+
+    Attributes:
+        run_id: the run.
+        segment: number of the last segment.
+    """
+
+    run_id: str
+    segment: int
+    head: str
+    lines: int
+    metrics_rows: int
+    reached: int
+    ended: bool
+    torn_record_bytes: int = 0
+    torn_metrics_bytes: int = 0
+
+
+def cut_torn_line(path: Path) -> int:
+    """Cut off what follows the last newline of a file; return the number of bytes.
+
+    A process that is killed, or a machine that loses power, leaves a line unfinished.
+    """
+    try:
+        with open_inside(path.parent, path.name, steady=False) as file:
+            size = os.fstat(file.fileno()).st_size
+            keep = _after_last_newline(file.fileno(), size)
+    except FileNotFoundError:
+        return 0
+    if keep < size:
+        os.truncate(path, keep)
+    return size - keep
+
+
+def look_back(folder: Path) -> Earlier | None:
+    """Return what the record in `folder` says; None where it has no run.
+
+    Both files end in whole lines here: see `cut_torn_line`.
+
+    Raises:
+        RecordFormatError: a line that matters cannot be read.
+    """
+    path = folder / RECORD_FILE
+    if not path.exists():
+        return None
+    start: RunStart | None = None
+    reached, ended = 0, False
+    with open_inside(folder, RECORD_FILE, steady=False) as file:
+        for number, raw in enumerate(Lines(file), start=1):
+            if not any(kind in raw for kind in _FRAME):
+                continue
+            try:
+                event = parse_line(raw).event
+            except RecordFormatError as error:
+                raise RecordFormatError(
+                    str(path), f"{path}, line {number}: {error}; this record cannot be continued"
+                ) from error
+            match event:
+                case RunStart():
+                    start, ended = event, False
+                case RunResumed():
+                    reached = max(reached, event.reached or 0)
+                case RunEnd():
+                    reached, ended = max(reached, event.steps), True
+                case Anchor():
+                    reached = max(reached, event.step + (not ended))
+                case _:
+                    pass
+    last, row = last_line(path), last_line(folder / METRICS_FILE)
+    if start is None or last is None:
+        return None
+    return Earlier(
+        run_id=start.run_id,
+        segment=start.segment,
+        head=last.hash,
+        lines=last.seq + 1,
+        metrics_rows=row.seq + 1 if row else 0,
+        reached=max(reached, row.event.step + 1 if row else 0),
+        ended=ended,
+    )
+
+
+def resume(folder: Path) -> Earlier | None:
+    """Make the record in `folder` ready to be continued and return what it says.
+
+    Raises: as `look_back`.
+    """
+    torn = [cut_torn_line(folder / name) for name in (RECORD_FILE, METRICS_FILE)]
+    found = look_back(folder)
+    if found is None:
+        return None
+    return replace(found, torn_record_bytes=torn[0], torn_metrics_bytes=torn[1])
+
+
+def hash_of_line(folder: Path, number: int) -> str | None:
+    """Return the hash that line `number` of the record claims, from 1; None if there is none."""
+    if number < 1:
+        return None
+    try:
+        with open_inside(folder, RECORD_FILE, steady=False) as file:
+            raw = next(islice(Lines(file), number - 1, number), None)
+    except (OSError, RecordFormatError):
+        return None
+    return raw[_HASH].decode("ascii", "replace") if raw is not None else None
+
+
+def _after_last_newline(descriptor: int, size: int) -> int:
+    end = size
+    while end > 0:
+        start = max(0, end - _BLOCK)
+        cut = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if cut >= 0:
+            return start + cut + 1
+        end = start
+    return 0
