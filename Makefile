@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test check format bench fuzz-record clean
+.PHONY: demo test check format bench fuzz fuzz-mutants fuzz-record clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,14 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/bench/run.py
 	PYTHONPATH=.:tests $(BIN)/python tests/bench/verify.py
+
+# Networks that `fuzz` proves and attacks: `make fuzz N=50000`.
+fuzz: N = 10000
+fuzz: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz.run $(N)
+
+fuzz-mutants: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz.mutants
 
 # How many mutated run folders `fuzz-record` verifies.
 N ?= 20000

@@ -117,7 +117,8 @@ class Proofs:
 
     def mechanisms(self) -> Iterator[Mechanism]:
         """Yield whether certificates and repair are at work, and why not."""
-        yield self._repairs.mechanism(proven=self._proven, problem=self._problem)
+        proven = self._proven and not self._failed
+        yield self._repairs.mechanism(proven=proven, problem=self._failed or self._problem)
         if self._failed:
             yield Mechanism(
                 name=CERTIFICATES, state=MechanismState.UNOBSERVABLE, reason=self._failed

@@ -15,8 +15,8 @@ from ormas_core.events import (
     Manifest,
     RunEnd,
 )
-from ormas_core.record_events import CheckpointSaved
 from ormas_core.record import RecordWriter, model_files
+from ormas_core.record_events import CheckpointSaved
 from ormas_core.terms import Mechanism, MechanismState, SavedFile, Status
 from ormas_core.testing import FakeClock, measurement, run_start
 

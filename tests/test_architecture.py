@@ -295,6 +295,8 @@ def private_names(path: str, tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _private(node.attr):
             mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            # The methods of a named tuple are public in spite of their names.
+            mine = mine or node.attr in ("_replace", "_asdict")
             if not mine and (path, node.attr) not in OWN_PRIVATE:
                 yield ast.unparse(node)
         elif (

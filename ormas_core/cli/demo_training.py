@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PrinterCallback, Trainer, TrainingArguments
 
+from ormas_core import Monitor
 from ormas_hf import HFMonitorCallback
 from ormas_lightning import LightningMonitorCallback
 
@@ -38,6 +39,10 @@ FAULTS: Final = (
     Fault("block1.conv", "no_gradient", 130),
 )
 _EXPLOSION_ENDS: Final = 110
+
+ZEROED: Final[Mapping[str, int]] = {"block1": 14, "block2": 29}
+"""Block -> how many of its first filters are zero from the start, behind a shift below zero."""
+CHANNEL_EPOCHS: Final = 3
 
 
 class Digits(Dataset[dict[str, Tensor]]):
@@ -91,6 +96,11 @@ def predict(module: Any, images: Tensor) -> Tensor:
     """Return the logits, shape (batch, 10), and break what is due."""
     cut = module.training and module.passes >= FAULTS[1].step
     module.passes += module.training
+    return features(module, images, cut=cut)
+
+
+def features(module: Any, images: Tensor, *, cut: bool = False) -> Tensor:
+    """Return the logits, shape (batch, 10)."""
     x = module.block3(module.block2(module.block1(images, cut=cut)))
     logits: Tensor = module.head(x.mean((2, 3)))
     return logits
@@ -169,6 +179,41 @@ def train_hf(folder: Path, options: Mapping[str, Any]) -> None:
         trainer.train()
     finally:
         callback.close()
+
+
+def train_channels(folder: Path, options: Mapping[str, Any], *, repair: bool) -> float:
+    """Train a CNN that begins with zeroed filters, in a plain loop; return its accuracy.
+
+    Args:
+        folder: the run folder.
+        options: options of the monitor.
+        repair: whether the monitor re-initialises what is stuck.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential()
+    build(model)
+    with torch.no_grad():
+        for block, dead in ZEROED.items():
+            layer = getattr(model, block)
+            layer.conv.weight[:dead] = 0.0
+            layer.bn.bias[:dead] = -0.1
+    data = DataLoader(Digits(), batch_size=BATCH, shuffle=True, drop_last=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    with Monitor(model, optimizer, **{**options, "out": folder, "repair": repair}) as monitor:
+        for _ in range(CHANNEL_EPOCHS):
+            for batch in data:
+                optimizer.zero_grad()
+                logits = features(model, batch["images"])
+                loss = nn.functional.cross_entropy(logits, batch["labels"])
+                loss.backward()  # type: ignore[no-untyped-call]
+                monitor.step(loss)
+                optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        digits = Digits()
+        images = torch.stack([digits[i]["images"] for i in range(len(digits))])
+        labels = torch.stack([digits[i]["labels"] for i in range(len(digits))])
+        return float((features(model, images).argmax(1) == labels).double().mean())
 
 
 TRAIN: Final[Mapping[str, Callable[[Path, Mapping[str, Any]], None]]] = {

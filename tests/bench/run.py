@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import certificates
 import torch
 from torch import Tensor, nn
 
@@ -172,6 +173,7 @@ def main() -> None:
     unsampled()
     training()
     record()
+    certificates.main()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"peak memory of this process: {peak:.0f} MiB")
 

@@ -18,8 +18,8 @@ from ormas_core.events import (
     RunEnd,
     RunStart,
 )
-from ormas_core.record_events import RunResumed
 from ormas_core.record import RecordWriter, read_run, verify_record
+from ormas_core.record_events import RunResumed
 from ormas_core.sinks import LoggingSink, MemorySink, Sink
 from ormas_core.testing import check_rule, check_sink
 

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from fuzz import claims, proofs
+from fuzz.build import seeded
 from fuzz.grammar import BATCHES, LOSSES, Network, network
 from fuzz.proofs import Held
 from torch import Tensor, nn, optim
@@ -15,7 +16,6 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ormas_core.certificates.optimizers import Refused
-from ormas_core.claims import Claim
 
 LR_HEADROOM: Final = 2.0
 DTYPES: Final = {
@@ -103,13 +103,13 @@ class _Run:
     """One network in training."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.rng = seed, random.Random(seed)
+        self.seed, self.rng = seed, seeded(seed)
         self.dtype = self.rng.choices(list(DTYPES), [weight for _, weight in DTYPES.values()])[0]
         self.autocast = self.dtype == "float32" and self.rng.random() < 0.15
         self.net: Network = network(seed, DTYPES[self.dtype][0], self.autocast)
         self.one_loss = self.rng.random() < 0.7
         self.certify = self.rng.random() < 0.3
-        self.claims: list[Claim] = []
+        self.claims: list[claims.Claim] = []
         self.second_loss = self.rng.random() < 0.2
         self.noise = torch.Generator().manual_seed(seed + 1)
         kind, self.settings = optimizer_settings(self.rng)

@@ -85,7 +85,7 @@ def library_attention(b: Build, shape: Shape) -> tuple[Step, Shape]:
     """Torch's own multi-head attention."""
     b.note("nn.MultiheadAttention")
     width = shape[-1]
-    module = nn.MultiheadAttention(width, 2, batch_first=True, dtype=b.dtype)
+    module = nn.MultiheadAttention(width, 2 - width % 2, batch_first=True, dtype=b.dtype)
     for name, parameter in module.named_parameters():
         b.parameters.append((f"p{len(b.parameters)}_{name.replace('.', '_')}", parameter))
     weighed = b.chance(0.5)

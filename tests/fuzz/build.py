@@ -44,6 +44,11 @@ ACTIVATIONS: Final[dict[str, Step]] = {
 }
 
 
+def seeded(seed: int) -> random.Random:
+    """Return draws that are the same on every machine."""
+    return random.Random(seed)
+
+
 class Drawn(NamedTuple):
     """How many of a network's planted facts are of which kind, drawn once for each network."""
 
@@ -57,8 +62,9 @@ class Build:
     """The random choices of one network, and the parameters they made."""
 
     def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        self.rng = random.Random(seed)
+        self.rng = seeded(seed)
         self.noise = torch.Generator().manual_seed(seed)
+        torch.manual_seed(seed)  # For dropout, and modules that initialise themselves.
         self.dtype = dtype
         self.parameters: list[tuple[str, nn.Parameter]] = []
         self.notes: list[str] = []

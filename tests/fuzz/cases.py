@@ -260,11 +260,12 @@ _LOOKUP: Final[Mapping[str, tuple[Case, ...]]] = {
 
 def _with_dims(name: str) -> tuple[Case, ...]:
     operation: Callable[..., Any] = getattr(torch, name)
-    return _each(
-        lambda x: operation(x, 1),
-        lambda x: operation(x, 0, keepdim=True),
-        lambda x: operation(x, -1, keepdim=True),
-    ) + (_c(lambda x: operation(x, (0, 2)), (2, 3, 2)),)
+    return (
+        _c(lambda x: operation(x, 1)),
+        _c(lambda x: operation(x, 0, keepdim=True)),
+        _c(lambda x: operation(x, -1, keepdim=True)),
+        _c(lambda x: operation(x, (0, 2)), (2, 3, 2)),
+    )
 
 
 _REDUCTIONS: Final[Mapping[str, tuple[Case, ...]]] = {
@@ -279,7 +280,7 @@ _REDUCTIONS: Final[Mapping[str, tuple[Case, ...]]] = {
     "MinBackward0": _each(lambda x: x.min(1).values),
     "MinBackward1": _each(torch.min),
     "LinalgVectorNormBackward0": _each(
-        lambda x: x.norm(dim=1), lambda x: torch.linalg.vector_norm(x), lambda x: x.norm(1, dim=0)
+        lambda x: x.norm(dim=1), torch.linalg.vector_norm, lambda x: x.norm(1, dim=0)
     ),
     "VarBackward0": _each(lambda x: x.var(1), lambda x: x.var()),
     "StdBackward0": _each(lambda x: x.std(1), lambda x: x.std(0, keepdim=True)),

@@ -19,7 +19,7 @@ _LINEAR: Final[Mapping[str, tuple[Case, ...]]] = {
         _c(torch.mm, (3, 4), (4, 2)),
         _c(lambda a: a @ torch.randn(4, 2).to(a.dtype), (3, 4)),
         _c(lambda b: torch.randn(3, 4).to(b.dtype) @ b, (4, 2)),
-        _c(lambda a, w: fn.linear(a, w), (3, 4), (2, 4)),
+        _c(fn.linear, (3, 4), (2, 4)),
         _c(lambda a: a @ a, (3, 3)),
     ),
     "BmmBackward0": (
@@ -28,7 +28,7 @@ _LINEAR: Final[Mapping[str, tuple[Case, ...]]] = {
         _c(lambda a, b: a @ b, (2, 2, 3, 4), (2, 4, 3)),
     ),
     "AddmmBackward0": (
-        _c(lambda x, w, b: fn.linear(x, w, b), (3, 4), (2, 4), (2,)),
+        _c(fn.linear, (3, 4), (2, 4), (2,)),
         _c(lambda c, a, b: torch.addmm(c, a, b, alpha=-1, beta=0.5), (3, 2), (3, 4), (4, 2)),
         _c(lambda c, a, b: torch.addmm(c, a, b, beta=-1), (2,), (3, 4), (4, 2)),
         _c(lambda a, b: torch.addmm(torch.randn(2).to(a.dtype), a, b), (3, 4), (4, 2)),
@@ -70,7 +70,12 @@ _CONVOLUTION: Final[Mapping[str, tuple[Case, ...]]] = {
         _c(lambda w: fn.conv2d(torch.randn(2, 4, 3, 3).to(w.dtype), w, groups=2), (2, 2, 2, 2)),
         _c(fn.conv1d, (2, 3, 5), (4, 3, 3), (4,)),
         _c(fn.conv3d, (1, 2, 3, 3, 3), (3, 2, 2, 2, 2), (3,)),
-        _c(lambda x, w, b: fn.conv_transpose2d(x, w, b, stride=2), (1, 3, 3, 3), (3, 4, 2, 2), (4,)),
+        _c(
+            lambda x, w, b: fn.conv_transpose2d(x, w, b, stride=2),
+            (1, 3, 3, 3),
+            (3, 4, 2, 2),
+            (4,),
+        ),
         _c(lambda x, w: fn.conv_transpose2d(x, w, groups=2), (1, 4, 3, 3), (4, 3, 2, 2)),
         _c(lambda x, w: fn.conv_transpose1d(x, w, padding=1), (2, 3, 4), (3, 2, 3)),
         _c(fn.conv_transpose1d, (2, 3, 4), (3, 3, 2)),

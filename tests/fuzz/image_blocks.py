@@ -20,7 +20,7 @@ def conv(b: Build, size: int, out: int, stride: int = 1) -> Step:
 def _last(x: Tensor, step: Step) -> Tensor:
     """Apply a step with the channels as last axis.
 
-    Contiguous again, since torch 2.13 corrupts memory in the backward pass of a 1x1 convolution with
+    Contiguous again: torch 2.13 corrupts memory in the backward pass of a 1x1 convolution with
     stride 2 of a channels-last tensor on a CPU.
     """
     return step(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2).contiguous()

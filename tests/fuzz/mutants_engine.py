@@ -90,7 +90,7 @@ def _lasting(*args: Any) -> Any:
 
 
 ENGINE_BUGS: Final[dict[tuple[str, str], Plant]] = {
-    ("prover", "one consumer is enough"): _in_prover("meet", lambda a, b: masks.join(a, b)),
+    ("prover", "one consumer is enough"): _in_prover("meet", masks.join),
     ("prover", "the last consumer counts"): _in_prover("meet", lambda _, b: b),
     ("prover", "facts need no masked gradient"): _patched(prover, "prove", _first_round),
     ("prover", "only the first loss counts"): _patched(prover, "_leaf_masks", _one_graph),

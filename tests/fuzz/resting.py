@@ -1,10 +1,10 @@
 """Runs the real update rule of every supported optimizer, with zero gradients."""
 
-import random
 from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
+from fuzz.build import seeded
 from torch import Tensor, nn, optim
 from torch.optim import Optimizer
 
@@ -99,7 +99,7 @@ def broken(before: Tensor, now: Tensor, claim: Rest) -> Tensor:
 
 def examine(kind: type[Optimizer], dtype: torch.dtype, seed: int) -> tuple[int, list[str]]:
     """Return how many elements were claimed to rest under all settings, and which did not."""
-    noise, rng = torch.Generator().manual_seed(seed), random.Random(seed)
+    noise, rng = torch.Generator().manual_seed(seed), seeded(seed)
     claimed, wrong = 0, []
     for options in settings(kind):
         parameter = nn.Parameter(values(dtype, noise))

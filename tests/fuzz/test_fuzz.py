@@ -1,4 +1,4 @@
-"""The soundness fuzz, in the ordinary run: some networks, and some planted bugs that it must see."""
+"""The soundness fuzz in the ordinary run: some networks, and planted bugs that it must see."""
 
 from collections.abc import Iterator
 

@@ -39,8 +39,8 @@ from ormas_core.events import (
     SinkError,
     SkippedStep,
 )
-from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.messages import describe
+from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.terms import (
     ChannelLevel,
     Diagnosis,
@@ -48,8 +48,8 @@ from ormas_core.terms import (
     Mechanism,
     MechanismState,
     NonfiniteCount,
-    Signal,
     SavedFile,
+    Signal,
     Stage,
     Status,
     Trend,
@@ -400,13 +400,13 @@ MESSAGES: list[tuple[Event, str]] = [
     (
         REPAIR,
         (
-            "conv: certified channels 3 were re-initialised; the weights changed by 1.5 (12.50% of "
-            "their norm)."
+            "conv: certified rows 3 were re-initialised; conv.weight changed by 1.5 together (12% "
+            "of their norm)."
         ),
     ),
     (
         replace(REPAIR, refused="conv.weight is frozen"),
-        "conv: 3 were not repaired: conv.weight is frozen.",
+        "conv: certified rows 3 were not repaired: conv.weight is frozen.",
     ),
     (
         SinkError(step=0, sink="MLflowSink", error="OSError: no server"),

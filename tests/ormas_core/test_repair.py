@@ -50,6 +50,8 @@ def make_and_close(make: Make) -> Iterator[Make]:
     torch.set_num_threads(1)
 
     def build(*args: Any, **options: Any) -> tuple[Monitor, MemorySink]:
+        for earlier in made:
+            earlier.close()
         monitor, sink = make(*args, **options)
         made.append(monitor)
         return monitor, sink

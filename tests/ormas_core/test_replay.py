@@ -18,8 +18,8 @@ from ormas_core.events import (
     Measurement,
     RunEnd,
 )
-from ormas_core.record_events import RunResumed
 from ormas_core.record import RecordWriter
+from ormas_core.record_events import RunResumed
 from ormas_core.replay import RULE_EVENTS, parse_changes, replay_run
 from ormas_core.terms import Status
 from ormas_core.testing import FakeClock, run_start

@@ -1,4 +1,4 @@
-"""Sets of elements against plain numpy: never an element too many, and exact while they are small."""
+"""Sets of elements against plain numpy: never an element too many, and exact while small."""
 
 import math
 from collections.abc import Callable
@@ -186,9 +186,10 @@ def test_put_has_everything_outside_the_slice(drawn: tuple[Mask, int, slice], mo
 def test_concatenate_is_concatenation(shape: Shape, data: st.DataObject) -> None:
     """Pieces of any size along one axis."""
     axis = data.draw(st.integers(0, len(shape) - 1))
-    drawn = []
-    for size in data.draw(st.lists(SIZES, min_size=1, max_size=3)):
-        drawn.append(data.draw(sets((*shape[:axis], size, *shape[axis + 1 :]), 1)))
+    drawn = [
+        data.draw(sets((*shape[:axis], size, *shape[axis + 1 :]), 1))
+        for size in data.draw(st.lists(SIZES, min_size=1, max_size=3))
+    ]
     agrees(masks.concatenate(drawn, axis), np.concatenate([dense(m) for m in drawn], axis))
 
 

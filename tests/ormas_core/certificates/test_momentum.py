@@ -1,4 +1,4 @@
-"""Cones and drains, with thousands of settings at once; the first two tests pin the rules to torch's."""
+"""Cones and drains, with thousands of settings at once, by rules that are pinned to torch's."""
 
 import torch
 from fuzz.momentum import SETTINGS, Adamw, adamw, powers, run_cone, run_drain, sgd

@@ -95,8 +95,15 @@ def test_what_is_not_covered_is_refused_by_name(
 
 @pytest.mark.parametrize(
     "kind",
-    [optim.Adam, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.RMSprop]
-    + [optim.Adadelta],
+    [
+        optim.Adam,
+        optim.NAdam,
+        optim.RAdam,
+        optim.Adamax,
+        optim.Adagrad,
+        optim.RMSprop,
+        optim.Adadelta,
+    ],
 )
 def test_coupled_decay_moves_every_nonzero_element(kind: type[Optimizer]) -> None:
     """Decay inside a normalised gradient moves a value by about the learning rate."""

@@ -14,7 +14,7 @@ from ormas_core.certificates.rules import RULES, SETTINGS
 from ormas_core.certificates.rules.rule import forget
 
 SEEDS: Final = 2
-"""Draws of facts for each program; more, up to the next number, until the rule has said something."""
+"""Draws of facts for each program; more, up to the next number, until the rule says something."""
 MOST_SEEDS: Final = 120
 
 WHOLE: Final = {
@@ -163,3 +163,66 @@ def test_a_constant_operand_is_unknown_and_not_absent() -> None:
         ]
         (found, *_) = RULES[node.name].forward(node, facts)
         assert found.zero.same(none((2, 3))), node.name
+
+
+def every_number(dtype: torch.dtype) -> torch.Tensor:
+    """Return every finite number of a half type, or as many of a wider one, in order of size."""
+    half = torch.bfloat16 if dtype != torch.float16 else torch.float16
+    drawn = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(half)
+    wide = drawn[drawn.isfinite()].to(dtype)
+    if dtype in {torch.float16, torch.bfloat16}:
+        return wide
+    return wide * (1 + torch.rand(wide.shape, dtype=dtype, generator=torch.Generator()))
+
+
+CURVES: Final = (
+    "GeluBackward0",
+    "SiluBackward0",
+    "TanhBackward0",
+    "MishBackward0",
+    "HardswishBackward0",
+    "EluBackward0",
+    "CeluBackward0",
+    "HardshrinkBackward0",
+    "SoftshrinkBackward0",
+    "LeakyReluBackward0",
+    "SigmoidBackward0",
+    "HardsigmoidBackward0",
+    "ExpBackward0",
+    "SoftplusBackward0",
+    "SinBackward0",
+    "ErfBackward0",
+    "AtanBackward0",
+    "AbsBackward0",
+    "ReluBackward0",
+    "HardtanhBackward0",
+    "ClampBackward1",
+    "PowBackward0",
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CURVES)
+def test_a_curve_keeps_signs_for_every_number(name: str, dtype: torch.dtype) -> None:
+    """Facts hold for all numbers of the half types, and for as many of the wider ones."""
+    for case in CASES[name]:
+        x = every_number(dtype)
+        if case.values == "positive":
+            continue
+        for part, fact in ((x <= 0, "neg"), (x >= 0, "pos"), (x == 0, "zero")):
+            leaf = x[part].requires_grad_()
+            output = case.program(leaf)
+            assert isinstance(output, torch.Tensor)
+            node = node_of(output)
+            mask = {one: none(node.in_shapes[0]) for one in ("zero", "neg", "pos")}
+            mask[fact] = everything(node.in_shapes[0])
+            (said, *_) = RULES[node.name].forward(
+                node, [signs.facts(mask["zero"], mask["neg"], mask["pos"])]
+            )
+            finite = output.isfinite()
+            for claimed, holds in (
+                (said.zero, output == 0),
+                (said.neg, output <= 0),
+                (said.pos, output >= 0),
+            ):
+                assert not claimed.parts or bool((holds | ~finite).all()), (fact, claimed)

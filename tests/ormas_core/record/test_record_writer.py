@@ -19,9 +19,9 @@ from ormas_core.errors import RecordExistsError, RecordFormatError
 from ormas_core.events import (
     LossReduced,
 )
-from ormas_core.record_events import RecordGap
 from ormas_core.record import METRICS_FILE, RECORD_FILE, RecordWriter, read_record, verify_record
 from ormas_core.record.reader import _tail
+from ormas_core.record_events import RecordGap
 from ormas_core.testing import measurement, run_start
 
 ROOT = Path(record.__file__).parents[2]

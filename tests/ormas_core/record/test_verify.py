@@ -19,7 +19,6 @@ from ormas_core.errors import RecordChangedError, RecordFormatError
 from ormas_core.events import (
     Event,
 )
-from ormas_core.record_events import RecordGap
 from ormas_core.record import (
     METRICS_FILE,
     RECORD_FILE,
@@ -33,6 +32,7 @@ from ormas_core.record import (
     verify,
     verify_record,
 )
+from ormas_core.record_events import RecordGap
 from ormas_core.testing import run_start
 from ormas_core.version import RECORD_SCHEMA
 

@@ -19,8 +19,8 @@ from ormas_core.events import (
     NonfiniteLoss,
     RunStart,
 )
-from ormas_core.record_events import RunResumed
 from ormas_core.record import RecordWriter, verify_record
+from ormas_core.record_events import RunResumed
 from ormas_core.terms import Diagnosis, NonfiniteCount, Stage
 from ormas_core.testing import FakeClock
 from ormas_core.version import RECORD_SCHEMA
