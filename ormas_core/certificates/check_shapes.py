@@ -254,16 +254,6 @@ def _turned(span: Span, shift: int, size: int) -> Span:
     return (first, first + stop - start, period) if first + stop - start <= period else all_of(size)
 
 
-def _image_of(box: Box, tiles: "_Tiles") -> Box:
-    *lead, i, j, h, w = found_box(reshaped(box, tiles.many, tiles.apart))
-    return found_box(reshaped((*lead, h, i, w, j), tiles.together, tiles.image))
-
-
-def _channels_of(box: Box, tiles: "_Tiles") -> Box:
-    *lead, h, i, w, j = found_box(reshaped(box, tiles.image, tiles.together))
-    return found_box(reshaped((*lead, i, j, h, w), tiles.apart, tiles.many))
-
-
 class _Tiles:
     """Channels (.., C r r, H, W) seen as (.., C, r, r, H, W), an image as (.., C, H, r, W, r)."""
 
@@ -275,6 +265,16 @@ class _Tiles:
         need(many == (*lead, c * r * r, h, w), "the shapes do not fit")
         need(image == (*lead, c, h * r, w * r), "the shapes do not fit")
         self.apart, self.together = (*lead, c, r, r, h, w), (*lead, c, h, r, w, r)
+
+
+def _image_of(box: Box, tiles: _Tiles) -> Box:
+    *lead, i, j, h, w = found_box(reshaped(box, tiles.many, tiles.apart))
+    return found_box(reshaped((*lead, h, i, w, j), tiles.together, tiles.image))
+
+
+def _channels_of(box: Box, tiles: _Tiles) -> Box:
+    *lead, h, i, w, j = found_box(reshaped(box, tiles.image, tiles.together))
+    return found_box(reshaped((*lead, i, j, h, w), tiles.apart, tiles.many))
 
 
 def _pixel_shuffle() -> Operation:

@@ -88,10 +88,7 @@ def read_values(
 ) -> dict[int, Signs]:
     """Return the facts about the stored values of every parameter in the graphs."""
     signed = frozenset().union(*(form.signed for form in forms))
-    return {
-        key: leaves.read_now(parameter, dense, signed=key in signed)
-        for key, parameter in parameters_of(graphs).items()
-    }
+    return leaves.read_all(parameters_of(graphs), signed, dense)
 
 
 def parameters_of(graphs: Sequence[Graph]) -> dict[int, Tensor]:

@@ -21,7 +21,7 @@ _OUTPUTS = frozenset({"AddmmBackward0", "ConvolutionBackward0"})
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-_K = TypeVar("_K")
+K = TypeVar("K")
 Rates = Mapping[int, tuple[float, float]]
 Held = tuple[Claim, Place, slice, Rates]
 
@@ -87,11 +87,11 @@ class AccumulationCounter:
 
 
 def broken(
-    held: Mapping[_K, Held],
+    held: Mapping[K, Held],
     graphs: Sequence[Graph],
     owners: Mapping[int, Owner],
     evidence: Evidence,
-) -> dict[_K, str]:
+) -> dict[K, str]:
     """Return the claims of which a guard fails, with the reason.
 
     Args:
@@ -108,7 +108,7 @@ def broken(
     }
     moved = _gradients([place for _, place, _ in groups.values()])
     changed = {key: place.changed() for key, (claim, place, _) in groups.items() if claim.still}
-    found: dict[_K, str] = {}
+    found: dict[K, str] = {}
     for key, (claim, place, rows, _) in held.items():
         reason = shared[id(place)]
         if bool(moved[id(place)][rows].any()):

@@ -125,7 +125,7 @@ def count(
     parameter = parameter_of(graph, group.weight)
     total = parameter.shape[group.weight.axis]
     looks = looks_dead(graph, group.weight, outcome.leaves) & ~certified
-    shift = _values(graph, group.shift, total)
+    shift = _values(graph, group.shift, total) if looks.any() else None
     open_ = looks & (shift > 0) if shift is not None and group.gate_layer else np.zeros_like(looks)
     decayed = looks & ~open_
     scale = _values(graph, group.scale, total)

@@ -5,7 +5,7 @@ change while gradients are zero: the set K0 that the proof starts from.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,6 +80,65 @@ def read_now(parameter: Tensor, dense: int = DENSE_ELEMENTS, *, signed: bool = T
         _from_axes(shape, [low for low, _ in found]),
         _from_axes(shape, [high for _, high in found]),
     )
+
+
+def read_all(
+    parameters: Mapping[int, Tensor], signed: Collection[int], dense: int = DENSE_ELEMENTS
+) -> dict[int, Signs]:
+    """Do `read_now` for many parameters, by id, with one copy to the host for each device.
+
+    Small ones come over whole. Of large ones that are read for zeros only, a glance at the first
+    element of each slice spares most the reading.
+    """
+    codes: dict[int, Tensor] = {}
+    for key, parameter in parameters.items():
+        values = parameter.detach()
+        if not values.dtype.is_floating_point:
+            continue
+        if values.dim() < 2 or values.numel() <= dense:  # noqa: PLR2004
+            codes[key] = (
+                (values <= 0).to(torch.uint8) + 2 * (values >= 0).to(torch.uint8)
+            ).flatten()
+        elif key not in signed:
+            codes[key] = _starts_with_zero(values)
+    host = _fetched(codes)
+    found = {}
+    for key, parameter in parameters.items():
+        shape, code = tuple(parameter.shape), host.get(key)
+        if code is None or (code.size == 1 and parameter.numel() > dense and code[0]):
+            found[key] = read_now(parameter, dense, signed=key in signed)
+        elif len(shape) > 1 and parameter.numel() > dense:
+            found[key] = signs.unknown(shape)
+        else:
+            whole = code.reshape(shape)
+            neg, pos = ((whole & bit).astype(np.bool_) for bit in (1, 2))
+            found[key] = signs.facts(
+                masks.none(shape), masks.union_of(shape, [neg]), masks.union_of(shape, [pos])
+            )
+    return found
+
+
+def _starts_with_zero(values: Tensor) -> Tensor:
+    """Return, shape (1,), whether any slice along the first two axes begins with a zero."""
+    rows, columns = values, values[0]
+    while rows.dim() > 1:
+        rows = rows.select(1, 0)
+    while columns.dim() > 1:
+        columns = columns.select(1, 0)
+    return ((rows == 0).any() | (columns == 0).any()).to(torch.uint8)[None]
+
+
+def _fetched(codes: Mapping[int, Tensor]) -> dict[int, NDArray[np.uint8]]:
+    """Bring flat tensors to the host, one copy for each device."""
+    by_device: dict[torch.device, list[int]] = {}
+    for key, code in codes.items():
+        by_device.setdefault(code.device, []).append(key)
+    found: dict[int, NDArray[np.uint8]] = {}
+    for keys in by_device.values():
+        whole = torch.cat([codes[key] for key in keys]).cpu().numpy()
+        ends = np.cumsum([codes[key].numel() for key in keys])
+        found.update(zip(keys, np.split(whole, ends[:-1]), strict=True))
+    return found
 
 
 def leaf(name: str, parameter: Tensor, now: Signs, slot: Slot | None, refusal: str) -> Leaf:

@@ -65,20 +65,23 @@ def everything(shape: Shape) -> Mask:
 def union_of(shape: Shape, parts: Iterable[Part]) -> Mask:
     """Return the union of `parts`, in normal form: one part for each pattern of axes."""
     by_pattern: dict[Shape, Part] = {}
+    merged = False
     for part in parts:
         if part.size > MOST_ELEMENTS:
             continue
-        if part.all():
+        count = np.count_nonzero(part)
+        if count == part.size:
             return everything(shape)
-        if part.any():
+        if count:
             held = by_pattern.get(part.shape)
+            merged = merged or held is not None
             by_pattern[part.shape] = part if held is None else held | part
-    kept = sorted(by_pattern.values(), key=lambda part: part.size)[:MOST_PARTS]
-    if len(kept) > 1 or (kept and kept[0].all()):
-        whole = [part for part in kept if part.all()]
-        if whole:
-            return everything(shape)
-    return Mask(shape, tuple(kept))
+    if merged and any(part.all() for part in by_pattern.values()):
+        return everything(shape)
+    if len(by_pattern) > 1:
+        kept = sorted(by_pattern.values(), key=lambda part: part.size)[:MOST_PARTS]
+        return Mask(shape, tuple(kept))
+    return Mask(shape, tuple(by_pattern.values()))
 
 
 def join(*masks: Mask) -> Mask:

@@ -242,6 +242,29 @@ _ATTENTION_CASES: Final = (
 _FLASH: Final = "ScaledDotProductFlashAttentionForCpuBackward0"
 
 
+class _FakeAttention(torch.autograd.Function):
+    """The attention kernels of a GPU with a mask that is learnt, as one node."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands: Tensor) -> Tensor:
+        ctx.save_for_backward(*operands)
+        return fn.scaled_dot_product_attention(*operands)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        with torch.enable_grad():
+            operands = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            made = fn.scaled_dot_product_attention(*operands)
+            return torch.autograd.grad(made, operands, grad)
+
+
+_WITH_MASK: Final = Case(
+    _FakeAttention.apply,
+    ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 4), (2, 2, 3, 5)),
+    stands_for=("custom _FakeAttentionBackward", dict),
+)
+
+
 def _attention(change: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None) -> tuple[Case, ...]:
     return tuple(
         Case(program, tuple(shapes), stands_for=None if change is None else (_FLASH, change))
@@ -253,12 +276,12 @@ _FUSED: Final[Mapping[str, tuple[Case, ...]]] = {
     _FLASH: _attention(None),
     **dict.fromkeys(
         (
-            "ScaledDotProductFlashAttentionBackward0",
             "ScaledDotProductEfficientAttentionBackward0",
             "ScaledDotProductCudnnAttentionBackward0",
         ),
-        _attention(dict),
+        (*_attention(dict), _WITH_MASK),
     ),
+    "ScaledDotProductFlashAttentionBackward0": _attention(dict),
 }
 
 LAYER_CASES: Final[Mapping[str, tuple[Case, ...]]] = {

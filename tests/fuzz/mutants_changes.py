@@ -238,3 +238,10 @@ def any_piece(node: Node, operands: Sequence[Signs], found: list[Signs]) -> list
     """Return, for cat and stack, what holds of one piece as if it held of all."""
     axis = int(node.attrs["dim"]) % len(node.out_shapes[0])
     return [one.map(lambda m: _any_along(m, (axis,))) for one in found]
+
+
+def mask_if_any(n: Node, o: Sequence[Signs], c: Sequence[Mask], found: list[Mask]) -> list[Mask]:
+    """Attention: a learnt mask is thought to have no gradient where something is masked."""
+    if len(found) < 4 or not c[0].parts:
+        return found
+    return [*found[:3], masks.everything(found[3].shape)]

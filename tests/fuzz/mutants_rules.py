@@ -18,6 +18,7 @@ from fuzz.mutants_changes import (
     is_negative,
     keeps_sign,
     key_position,
+    mask_if_any,
     moves_back,
     moves_there,
     no_groups,
@@ -176,6 +177,11 @@ BUGS: Final[dict[tuple[str, str], Change]] = {
     **{(name, "k by one query head"): backward(query_group) for name in _FUSED},
     **{(name, "q by one feature"): backward(key_position) for name in _FUSED},
     **{(name, "signs by position"): forward(own_position) for name in _FUSED},
+    **{
+        (name, "a mask's gradient is zero if anything is"): backward(mask_if_any)
+        for name in _FUSED
+        if "Efficient" in name or "Cudnn" in name
+    },
     ("ReluBackward0", "closes where x is positive"): closes_where_positive,
     ("ReluBackward0", "is negative"): is_negative,
     ("HardtanhBackward0", "limits are those of relu"): with_attrs(min_val=0.0),

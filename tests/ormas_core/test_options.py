@@ -91,8 +91,10 @@ def test_the_monitor_refuses_what_check_options_refuses(
         (
             "repair",
             "some",
-            "repair must be False, True (certified, flat and decayed channels) or 'all' (silent "
-            "ones too); got 'some'",
+            (
+                "repair must be False, True (certified, flat and decayed channels) or 'all' "
+                "(silent ones too); got 'some'"
+            ),
         ),
     ],
 )

@@ -210,7 +210,13 @@ def test_a_failure_is_logged_once_as_a_warning(caplog: pytest.LogCaptureFixture)
     assert {r.levelname for r in caplog.records if "failed" in r.getMessage()} == {"WARNING"}
 
 
-LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "critical": logging.ERROR}
+LEVELS = {
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "critical": logging.ERROR,
+    "proof": logging.WARNING,
+    "action": logging.WARNING,
+}
 
 
 @pytest.mark.parametrize("kind", sorted(set(EVENT_TYPES) - {"sink_error", "run_end"}))

@@ -298,10 +298,23 @@ def test_a_missing_member_is_refused_by_name(kind: str) -> None:
 
 def test_members_that_version_1_did_not_have_are_their_defaults() -> None:
     """Those of the one table, and no others, may be absent: an old record is read as it was."""
-    assert ADDED == {"Anchor": ("metrics_bytes",), "MonitorConfig": ("lock_stale",)}
+    assert ADDED == {
+        "Anchor": ("metrics_bytes",),
+        "Measurement": ("output_peaks", "gradient_type", "experts"),
+        "MonitorConfig": (
+            "lock_stale",
+            "lr_max",
+            "certify_optimizers",
+            "seed",
+            "slope_min_layers",
+            "slope_min_decades",
+        ),
+    }
     anchor = encode(event_samples.sample_events()["anchor"])
     start = encode(event_samples.sample_events()["run_start"])
-    del anchor["metrics_bytes"], start["config"]["lock_stale"]
+    del anchor["metrics_bytes"]
+    for name in ADDED["MonitorConfig"]:
+        del start["config"][name]
     assert getattr(decode(anchor), "metrics_bytes", 0) is None
     assert getattr(decode(start), "config", None) == MonitorConfig(
         layers=("encoder.*", "head"), check_every=7, sigma=3.25
