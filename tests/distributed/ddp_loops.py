@@ -133,11 +133,13 @@ def break_promises(seat: Seat, folder: Path) -> dict[str, Report]:
     """Train in three worlds, each in a folder of its name.
 
     Every rank takes itself for rank 0, and writes into a folder of its own; likewise, and into the
-    same folder; another layer is broken than the tests claim.
+    same folder, which only a lock that does not work lets happen; another layer is broken than the
+    tests claim.
     """
     with mock.patch("ormas_core.ranks.rank", return_value=0):
         own = train(seat, folder / "own" / f"run-{seat.rank}")
-        same = train(seat, folder / "same" / "run", in_turn=True, overwrite=True)
+        with mock.patch("ormas_core.record.lock.FolderLock.acquire"):
+            same = train(seat, folder / "same" / "run", in_turn=True, overwrite=True)
     other = train(seat, folder / "other" / "run", layer=OTHER_LAYER)
     return {"own": own, "same": same, "other": other}
 
@@ -152,7 +154,7 @@ def send_twice(seat: Seat, folder: Path) -> Report:
     def fanout(sinks: Sequence[Sink], *more: Any) -> Fanout:
         return Fanout((*sinks, sink), *more)
 
-    with mock.patch("ormas_core.monitor.Fanout", fanout) if seat.rank == 1 else nullcontext():
+    with mock.patch("ormas_core.journal.Fanout", fanout) if seat.rank == 1 else nullcontext():
         return train(seat, folder / "run", sinks=[sink])
 
 
