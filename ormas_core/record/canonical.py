@@ -22,14 +22,14 @@ def dumps(value: Any) -> bytes:
         ValueError: NaN, an infinity, an integer beyond 2**53 - 1, or a lone surrogate.
         TypeError: something else than a JSON value.
     """
-    return _text(value).encode("utf-8")
+    try:
+        return _text(value).encode("utf-8")
+    except KeyError as error:
+        raise TypeError(f"no JSON value: {error}") from None
 
 
 def _text(value: Any) -> str:
-    encode = _ENCODERS.get(type(value))
-    if encode is None:
-        raise TypeError(f"no JSON value: {type(value).__name__}")
-    return encode(value)
+    return _ENCODERS[type(value)](value)
 
 
 def _list(value: list[Any]) -> str:
@@ -44,7 +44,8 @@ def _list(value: list[Any]) -> str:
 
 
 def _dict(value: dict[str, Any]) -> str:
-    return f"{{{','.join([begin + _text(value[key]) for key, begin in _shape(tuple(value))])}}}"
+    kinds, shape = _ENCODERS, _shape(tuple(value))
+    return f"{{{','.join([begin + kinds[type(v := value[key])](v) for key, begin in shape])}}}"
 
 
 @functools.lru_cache(maxsize=1024)
