@@ -42,7 +42,6 @@ def _facts(*zero: int, negative: tuple[int, ...] = ()) -> Signs:
     return signs.facts(masks.union_of((4,), [flags]), masks.union_of((4,), [below]), nothing)
 
 
-@pytest.mark.skipif(SYNC_BATCH_NORM not in RULES, reason="the rule table has no line for it yet")
 def test_the_rule_closes_what_batch_norm_closes() -> None:
     """Zero input (0) or zero scale (1): the output is the shift, and no gradient goes up for 1."""
     node = _node()
