@@ -527,3 +527,9 @@ def test_every_test_states_its_fact() -> None:
 def test_tests_are_no_package() -> None:
     """A test folder named like a package must not be mistaken for it."""
     assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_test_files_have_names_of_their_own() -> None:
+    """Without packages pytest imports two test files of one name as the same module."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
