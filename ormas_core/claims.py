@@ -64,11 +64,15 @@ class StepKind(StrEnum):
 
 
 class Fact(StrEnum):
-    """What is known of the elements in a box."""
+    """What is known of the elements in a box.
+
+    `magnitude`: their absolute values sum up to no more than the numbers of a `limit` line say.
+    """
 
     ZERO = "zero"
     NONPOSITIVE = "nonpositive"
     NONNEGATIVE = "nonnegative"
+    MAGNITUDE = "magnitude"
 
 
 Span = tuple[int, int, int]
@@ -134,7 +138,7 @@ class Condition:
     """A limit within which a certificate holds.
 
     Attributes:
-        name: such as `lr_max`, `decay_max`, `m_max`, `x_max`.
+        name: such as `lr_max`, `decay_max`, `m_max`, `x_max`, `input_max`.
         value: the limit.
         seen: the value at the time of the proof; None where it was not measured.
         layer: the module it is about; "" for all.

@@ -13,6 +13,7 @@ from ormas_core.certificates import masks
 from ormas_core.certificates.graph import LEAF, Graph, Node
 from ormas_core.certificates.masks import Mask
 from ormas_core.certificates.signs import Signs
+from ormas_core.certificates.sums import gated_sums
 
 _SIGNED: Final = frozenset(
     {
@@ -57,10 +58,12 @@ class Structure:
     Attributes:
         scales: ids of vectors that multiply activations.
         signed: ids of matrices that meet activations of one sign, so that their own signs matter.
+        sums: numbers of the nodes at which a bias may close a gate, see `gated_sums`.
     """
 
     scales: frozenset[int]
     signed: frozenset[int]
+    sums: tuple[int, ...]
 
 
 def structure(graph: Graph) -> Structure:
@@ -85,7 +88,7 @@ def structure(graph: Graph) -> Structure:
             scales.update(*below)
         # A weight's own name goes up only through operations that move its elements.
         reach.append(frozenset().union(*below) if len(edges) == 1 and not stops else frozenset())
-    return Structure(frozenset(scales), frozenset(signed))
+    return Structure(frozenset(scales), frozenset(signed), gated_sums(graph))
 
 
 def _signed(node: Node, operands: list[bool]) -> bool:

@@ -4,19 +4,18 @@ Behind a layer that is closed as a whole, everything upstream has a zero gradien
 certified. Re-initialising it would destroy what it has learnt and would not help.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.certificates import norms, signs, units
+from ormas_core.certificates import signs, units
 from ormas_core.certificates.engine import Outcome
 from ormas_core.certificates.graph import Graph
 from ormas_core.certificates.health import ChannelHealth, groups
 from ormas_core.certificates.live import CertificateWatch, Live
-from ormas_core.certificates.ownership import Owner
 from ormas_core.certificates.prover import Proof, prove
 from ormas_core.certificates.surroundings import Surroundings, surroundings
 from ormas_core.certificates.suspects import parameter_of
@@ -77,7 +76,7 @@ def confirmed(watch: CertificateWatch, checks: int) -> list[Candidate]:
         parameter = held.place.parameter
         around = surroundings(outcome.graphs, parameter)
         found.append(Candidate(held.claim.layer, parameter, held.place.axis, rows[key], around))
-    return self_caused(outcome, watch.owners, found)
+    return self_caused(outcome, found)
 
 
 def counted(watch: CertificateWatch, health: ChannelHealth, cause: str) -> list[Candidate]:
@@ -95,9 +94,7 @@ def counted(watch: CertificateWatch, health: ChannelHealth, cause: str) -> list[
     return found
 
 
-def self_caused(
-    outcome: Outcome, owners: Mapping[int, Owner], candidates: Sequence[Candidate]
-) -> list[Candidate]:
+def self_caused(outcome: Outcome, candidates: Sequence[Candidate]) -> list[Candidate]:
     """Keep the units that would have a gradient if nothing were known of their own tensors.
 
     Candidates near the loss come first. A unit that would be open once those before it are, and
@@ -105,7 +102,7 @@ def self_caused(
     """
     if not candidates:
         return []
-    prover = _Prover(outcome, owners)
+    prover = _Prover(outcome)
     kept = []
     removed: set[int] = set()
     after: Proof | None = None
@@ -127,9 +124,9 @@ def self_caused(
 class _Prover:
     """Proves again with less known."""
 
-    def __init__(self, outcome: Outcome, owners: Mapping[int, Owner]) -> None:
+    def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
-        self._limits = norms.find_limits(outcome.graphs, owners)
+        self._limits = outcome.limits
         self._weights = [_weights(graph) for graph in outcome.graphs]
 
     def without(self, removed: Collection[int]) -> Proof:
@@ -138,7 +135,8 @@ class _Prover:
             key: signs.unknown(leaf.lasting.shape) if key in removed else leaf.lasting
             for key, leaf in self._outcome.leaves.items()
         }
-        return prove(self._outcome.graphs, start, self._limits)
+        limits = self._limits.without(removed) if self._limits is not None else None
+        return prove(self._outcome.graphs, start, limits)
 
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate's weight is still the one in the graph."""

@@ -18,43 +18,48 @@ class Doubt(Exception):  # noqa: N818 - the checker's answer: the line does not 
 
 
 class Facts(NamedTuple):
-    """Boxes in which a quantity is zero, at most zero, at least zero; zero is of both signs."""
+    """Boxes in which a quantity is zero, at most zero, at least zero; zero is of both signs.
+
+    `small` are those in which its absolute values stay within the numbers of a limit.
+    """
 
     zero: Boxes
     low: Boxes
     high: Boxes
+    small: Boxes = ()
 
     def of(self, fact: Fact | None) -> Boxes:
         """Return the boxes in which the fact holds."""
         if fact is Fact.ZERO:
             return self.zero
+        if fact is Fact.MAGNITUDE:
+            return self.small
         return self.low if fact is Fact.NONPOSITIVE else self.high
 
     def moved(self, change: Callable[[Box], Boxes]) -> "Facts":
         """Return the same facts in other coordinates; `change` may leave boxes out."""
-        zero, low, high = (tuple(new for box in part for new in change(box)) for part in self)
-        return Facts(zero, low, high)
+        return Facts(*(tuple(new for box in part for new in change(box)) for part in self))
 
 
 NOTHING: Final = Facts((), (), ())
 
 
-def facts(zero: Boxes = (), low: Boxes = (), high: Boxes = ()) -> Facts:
+def facts(zero: Boxes = (), low: Boxes = (), high: Boxes = (), small: Boxes = ()) -> Facts:
     """Return the facts with what follows: what is of both signs is zero."""
     zero = (*zero, *meets(low, high))
-    return Facts(zero, (*low, *zero), (*high, *zero))
+    return Facts(zero, (*low, *zero), (*high, *zero), small)
 
 
 def scaled(x: Facts, factor: float, shape: Shape) -> Facts:
     """Return the facts about `factor` times a quantity; a factor of zero makes all of it zero."""
     if factor == 0:
         return facts(zero=(whole(shape),))
-    return x if factor > 0 else Facts(x.zero, x.high, x.low)
+    return Facts(x.zero, x.low, x.high) if factor > 0 else Facts(x.zero, x.high, x.low)
 
 
 def total(a: Facts, b: Facts) -> Facts:
     """Return the facts about a sum: rounded, it still has the sign that both terms have."""
-    return facts(*(meets(one, other) for one, other in zip(a, b, strict=True)))
+    return facts(*(meets(one, other) for one, other in zip(a[:3], b[:3], strict=True)))
 
 
 def product(a: Facts, b: Facts) -> Facts:

@@ -25,7 +25,7 @@ from ormas_core.certificates.check_regions import (
     unmerge,
     whole,
 )
-from ormas_core.claims import Box, Fact, StepKind
+from ormas_core.claims import Box, Fact
 
 SCALE: Final = 1
 SHIFT: Final = 2
@@ -74,8 +74,6 @@ def batch_norm(eps: str) -> Operation:
     def value(line: Line) -> bool:
         prepare(line)
         goal = (line.box[1],)
-        if line.step.kind is StepKind.LIMIT:
-            return _limited(line, goal)
         silent = (*still(line), *line.facts(SCALE).zero)
         return covers(silent, goal) and covers(line.facts(SHIFT).of(line.step.fact), goal)
 
@@ -91,12 +89,15 @@ def batch_norm(eps: str) -> Operation:
     return Operation(value, backward)
 
 
-def _limited(line: Line, goal: Box) -> bool:
+def limited(line: Line) -> bool:
     """Values <= 0 under limits: |x_hat| <= sqrt(m - 1) and b <= -|a| sqrt(m - 1), with room.
 
     That the numbers leave that room is for `limit_of`; that scale and shift keep to them is what
     the premises about both stand for, which the trace must discharge.
     """
+    need(len(line.out()) > 1, "it has no channels")
+    _affine_fits(line, line.out()[1:2])
+    goal = (line.box[1],)
     need(line.flag("training"), "a limit needs the statistics of the batch")
     need(line.step.fact is Fact.NONPOSITIVE, "a limit only says that values are at most zero")
     scale = line.facts(SCALE)
@@ -243,7 +244,5 @@ TABLE: Final[Table] = {
     "NativeGroupNormBackward0": Operation(_group_value, _group_backward),
 }
 
-LIMITED: Final = frozenset(
-    ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
-)
+LIMITED: Final = ("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0")
 """Norms of which limits are known."""

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from ormas_core.certificates import check_norms, check_sums
 from ormas_core.certificates.check_lines import need
-from ormas_core.certificates.check_norms import EXTRA
 from ormas_core.certificates.check_regions import is_box
 from ormas_core.claims import Fact, StepKind, TraceStep, Use
 
@@ -177,7 +177,7 @@ def _same_settings(one: TraceStep, other: TraceStep) -> bool:
     a, b = dict(one.settings or {}), dict(other.settings or {})
     if StepKind.LIMIT not in (one.kind, other.kind):
         return a == b
-    for name in EXTRA:
+    for name in (*check_norms.EXTRA, *check_sums.EXTRA):
         a.pop(name, None)
         b.pop(name, None)
     shared = {name for name in (*a, *b) if name != "eps" or (name in a and name in b)}

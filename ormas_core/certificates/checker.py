@@ -6,8 +6,8 @@ the facts about the graph that they state, such as shapes, settings and numbers 
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from ormas_core.certificates import (
     check_elementwise,
@@ -16,6 +16,7 @@ from ormas_core.certificates import (
     check_products,
     check_reductions,
     check_shapes,
+    check_sums,
 )
 from ormas_core.certificates.check_lines import Doubt, Facts, Line, Table, facts, need
 from ormas_core.certificates.check_regions import Boxes, contains, covers
@@ -41,8 +42,10 @@ OPERATIONS: Final[Table] = {
 }
 """torch's name of an operation -> what the checker knows of it."""
 
-MARGIN: Final = 16.0
-"""An input that was measured stays this many times below its limit."""
+MARGINS: Final = {"m_max": 1.0, "x_max": 16.0, "input_max": 2.0}
+"""Limit -> how many times below it what was measured stays."""
+_MOVES: Final = ("TBackward0", "ToCopyBackward0")
+"""Operations past which magnitudes stay: they move elements, or round them."""
 
 _MOST_STEPS: Final = 4_000
 _MOST_PREMISES: Final = 512
@@ -90,12 +93,43 @@ def _follow(step: TraceStep, steps: Sequence[TraceStep]) -> None:
         return
     if operation is None:
         raise Doubt(f"no rule for {step.op}")
-    if step.kind is StepKind.LIMIT:
-        need(step.op in check_norms.LIMITED, f"no limits are known for {step.op}")
+    if step.fact is Fact.MAGNITUDE:
+        need(step.op in _MOVES, f"{step.op} changes magnitudes")
     backward = step.kind is StepKind.BACKWARD
     need(backward or step.position < operation.outputs, f"output {step.position} is not covered")
     rule = operation.backward if backward else operation.value
+    if step.kind is StepKind.LIMIT:
+        rule = _limit(step).follows
     need(rule(_line(step, steps)), f"{step.op} does not give it from these premises")
+
+
+class _Limit(NamedTuple):
+    """What the checker knows of the limits of one operation.
+
+    Attributes:
+        follows: whether a `limit` line follows.
+        values: the limits that its numbers allow, by name.
+        measured: the operand whose parameter's module the limits are about.
+    """
+
+    follows: Callable[[Line], bool]
+    values: Callable[[Line], Mapping[str, float]]
+    measured: int
+
+
+def _limit(step: TraceStep) -> _Limit:
+    if step.op in check_sums.SUMS:
+        return _Limit(
+            check_sums.limited,
+            lambda line: {"input_max": check_sums.limit_of(line)},
+            check_sums.SUMS[step.op].weight,
+        )
+    need(step.op in check_norms.LIMITED, f"no limits are known for {step.op}")
+    return _Limit(
+        check_norms.limited,
+        lambda line: dict(zip(("m_max", "x_max"), check_norms.limit_of(line), strict=True)),
+        check_norms.SCALE,
+    )
 
 
 def _line(step: TraceStep, steps: Sequence[TraceStep]) -> Line:
@@ -115,7 +149,7 @@ def _line(step: TraceStep, steps: Sequence[TraceStep]) -> Line:
 
 
 def _facts(own: dict[Fact, Boxes]) -> Facts:
-    kinds = (Fact.ZERO, Fact.NONPOSITIVE, Fact.NONNEGATIVE)
+    kinds = (Fact.ZERO, Fact.NONPOSITIVE, Fact.NONNEGATIVE, Fact.MAGNITUDE)
     return facts(*(own.get(fact, ()) for fact in kinds))
 
 
@@ -135,20 +169,27 @@ def _carried_on(steps: Sequence[TraceStep]) -> None:
 def check_limit(step: TraceStep, claim: Claim) -> str | None:
     """Say why the numbers of a `limit` line do not hold up, or the claim does not state them."""
     try:
-        m_max, x_max = check_norms.limit_of(Line(step, {}, {}))
-        scale = next(
-            (claim.trace[use.step].name for use in step.uses if use.position == check_norms.SCALE),
-            "",
-        )
-        for name, limit, margin in (("m_max", m_max, 1.0), ("x_max", x_max, MARGIN)):
-            stated = [c for c in claim.conditions if c.name == name and c.layer == _home(scale)]
-            need(stated, f"the claim does not state {name} for {_home(scale)}")
+        known = _limit(step)
+        layer = _home(_parameter(step, known.measured, claim.trace))
+        for name, limit in known.values(Line(step, {}, {})).items():
+            stated = [c for c in claim.conditions if c.name == name and c.layer == layer]
+            need(stated, f"the claim does not state {name} for {layer}")
             for condition in stated:
-                _sane(condition, margin)
+                _sane(condition, MARGINS[name])
                 need(condition.value <= limit, f"{name} is larger in the claim than in the proof")
     except Doubt as doubt:
         return str(doubt)
     return None
+
+
+def _parameter(step: TraceStep, position: int, steps: Sequence[TraceStep]) -> str:
+    """Return the name of the parameter that an operand is, cast or turned."""
+    while step.kind is not StepKind.PARAMETER:
+        found = next((use.step for use in step.uses if use.position == position), None)
+        if found is None:
+            return ""
+        step, position = steps[found], 0
+    return step.name
 
 
 def check_claim(claim: Claim, *, engines: Collection[int] = (ENGINE,)) -> str | None:

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.certificates import leaves, masks, norms, signs, units
+from ormas_core.certificates import bounded, conditions, leaves, masks, signs, units
 from ormas_core.certificates.boxes import box_of, holds
 from ormas_core.certificates.candidates import Structure, candidate, structure
 from ormas_core.certificates.checker import check_claim
 from ormas_core.certificates.explain import Explanation
 from ormas_core.certificates.graph import Graph
 from ormas_core.certificates.leaves import DENSE_ELEMENTS, Leaf
-from ormas_core.certificates.limits import Limits
+from ormas_core.certificates.limits import Bound, Limits
 from ormas_core.certificates.optimizers import Refused, Slot
 from ormas_core.certificates.ownership import UNOWNED, Owner
 from ormas_core.certificates.place import Place
@@ -58,6 +58,7 @@ class Outcome:
         graphs: the graphs they are about.
         rates: parameter id -> (learning rate, decay) that the claims cover, for the parameters
             that they rest on.
+        limits: the conditional facts that were tried, or None.
     """
 
     claims: tuple[tuple[Claim, Place], ...]
@@ -66,6 +67,7 @@ class Outcome:
     proofs: Mapping[CertificateClass, Proof]
     graphs: tuple[Graph, ...]
     rates: Mapping[int, tuple[float, float]]
+    limits: Limits | None = None
 
 
 def examine(
@@ -113,7 +115,7 @@ def examine_values(
         held: units that are claimed already, whose claims are kept apart from new ones, so that
             each new claim has a proof of its own first unit.
     """
-    found = norms.find_limits(graphs, owners)
+    found = bounded.find_limits(graphs, forms, owners)
     worth = any(candidate(key, held, form) for form in forms for key, held in now.items())
     if not worth and found is None:
         return Outcome((), (), _without_facts(now, owners), {}, tuple(graphs), {})
@@ -189,10 +191,11 @@ class _Examination:
             self._proofs,
             self._graphs,
             {
-                key: (slot.lr_max, _decay(slot))
+                key: (slot.lr_max, conditions.decay(slot))
                 for cls in self._proofs.keys() - {CertificateClass.CLOSED_NOW}
                 for key, slot in self._rests_on(cls).items()
             },
+            self._limits,
         )
 
     def _closed(self, proof: Proof, weight: Weight) -> _Rows:
@@ -271,7 +274,9 @@ class _Examination:
         now = self._leaves[id(parameter_of(graph, weight))].now
         zero = units.zero_units(graph, now.zero, weight)
         held = self._held(parameter_of(graph, weight), weight.axis, cls)
-        for alike in (rows & zero, rows & ~zero):
+        own = self._own_bound(weight) if cls is CertificateClass.BOUNDED else None
+        split = conditions.by_size(own, rows & ~zero) if own is not None else (rows & ~zero,)
+        for alike in (rows & zero, *split):
             yield from (group for group in (alike & held, alike & ~held) if group.any())
 
     def _claim(self, weight: Weight, group: _Rows, cls: CertificateClass) -> Claim:
@@ -294,7 +299,7 @@ class _Examination:
             cls=cls,
             kind=kind,
             optimizer=owner.slot.kind.__name__ if owner.slot is not None else "",
-            conditions=tuple(self._conditions(trace, cls)),
+            conditions=tuple(self._conditions(weight, group, trace, cls)),
             still=cls is not CertificateClass.CLOSED_NOW and self._still(weight, group),
             trace=trace,
             graph=graph.digest,
@@ -329,35 +334,37 @@ class _Examination:
 
     def _rests_on(self, cls: CertificateClass) -> dict[int, Slot]:
         """Return the parameters of which a proof uses facts, with their places in optimizers."""
+        limits = self._limits if cls is CertificateClass.BOUNDED else None
+        measured = limits.parameters() if limits is not None else ()
         slots = {
             key: self._owners.get(key, _UNKNOWN).slot
             for key, facts in self._proofs[cls].facts.items()
-            if facts.known
+            if facts.known or key in measured
         }
         return {key: slot for key, slot in slots.items() if slot is not None}
 
-    def _conditions(self, trace: Sequence[TraceStep], cls: CertificateClass) -> Iterator[Condition]:
-        """Yield the limits that the claim states: of the optimizers, and of a bounded norm.
+    def _own_bound(self, weight: Weight) -> Bound | None:
+        """Return the limits of the one sum that a weight is used in."""
+        if self._limits is None or len(weight.consumers) != 1:
+            return None
+        return self._limits.bounds.get(id(self._graphs[0].nodes[weight.consumers[0].node]))
 
-        Those of all parameters that the proof rests on, since the units of one claim may rest on
-        different ones. Parameter groups that differ are stated apart, by a layer of each.
-        """
+    def _conditions(
+        self, weight: Weight, group: _Rows, trace: Sequence[TraceStep], cls: CertificateClass
+    ) -> Iterator[Condition]:
         if cls is CertificateClass.CLOSED_NOW:
             return
         slots = self._rests_on(cls)
-        groups: dict[tuple[float, float, float], str] = {}
-        for key, slot in slots.items():
-            lr = abs(float(slot.group.get("lr", 0.0)))
-            groups.setdefault((slot.lr_max, lr, _decay(slot)), self._owners[key].layer)
-        for (lr_max, lr, decay), layer in groups.items():
-            about = layer if len(groups) > 1 else ""
-            yield Condition(name="lr_max", value=lr_max, seen=lr, layer=about)
-            yield Condition(name="decay_max", value=decay, seen=decay, layer=about)
+        yield from conditions.of_optimizers(slots, self._owners)
+        limits = self._limits if cls is CertificateClass.BOUNDED else None
         floor = max((self._leaves[key].floor for key in slots), default=0.0)
+        if limits is not None:
+            floor = max(floor, *(bound.floor for bound in limits.bounds.values()))
         if floor:
             yield Condition(name="value_min", value=floor)
-        if cls is CertificateClass.BOUNDED and self._limits is not None:
-            yield from norms.conditions(self._graphs[0], trace, self._limits, self._owners)
+        if limits is not None:
+            own = self._own_bound(weight)
+            yield from conditions.of_limits(self._graphs[0], trace, limits, own, group)
 
     def _not_lasting(self, claim: Claim) -> str:
         """Say which parameter keeps a unit that is closed now from being closed for ever."""
@@ -378,10 +385,6 @@ class _Examination:
 
 def _both(a: Signs, b: Signs) -> Signs:
     return Signs(masks.meet(a.zero, b.zero), masks.meet(a.neg, b.neg), masks.meet(a.pos, b.pos))
-
-
-def _decay(slot: Slot) -> float:
-    return float(slot.group.get("weight_decay", 0.0) or 0.0)
 
 
 def _same(a: Claim, b: Claim) -> bool:

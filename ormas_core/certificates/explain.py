@@ -11,14 +11,15 @@ from typing import Any
 from ormas_core.certificates import masks, signs
 from ormas_core.certificates.boxes import holds, inside
 from ormas_core.certificates.graph import LEAF, Graph, Node
-from ormas_core.certificates.limits import Limits
+from ormas_core.certificates.limits import MAGNITUDE, Limits
 from ormas_core.certificates.masks import Mask
 from ormas_core.certificates.premises import Slot, Unexplainable, least
 from ormas_core.certificates.prover import Pass, rule_of
 from ormas_core.certificates.signs import Signs
 from ormas_core.claims import Box, Fact, StepKind, TraceStep, Use
 
-_FACTS = {"zero": Fact.ZERO, "neg": Fact.NONPOSITIVE, "pos": Fact.NONNEGATIVE}
+_SIGNS = {"zero": Fact.ZERO, "neg": Fact.NONPOSITIVE, "pos": Fact.NONNEGATIVE}
+_FACTS = {**_SIGNS, MAGNITUDE: Fact.MAGNITUDE}
 MOST_STEPS = 2_000
 
 
@@ -144,6 +145,8 @@ class Explanation:
                 shape=own.out_shapes[0],
                 box=box,
             )
+        if fact == MAGNITUDE:
+            return self._magnitude(key, node, box)
         rule = rule_of(own)
         if rule is None:
             raise Unexplainable(f"{own.name} is opaque")
@@ -176,15 +179,15 @@ class Explanation:
         more = self.limits.facts(own, self._facts(own)) if self.limits is not None else None
         if self.limits is None or more is None or not holds(getattr(more[output], fact), box):
             raise Unexplainable(f"{own.name} gives no fact {fact} there")
-        channels = (box[1],)
+        bound = self.limits.bounds[id(own)]
         uses = []
-        for position in (1, 2):
+        for position, facts, region in bound.premises(box):
             edge = own.inputs[position]
             if edge is None:
                 raise Unexplainable(f"{own.name} measures a constant")
             held = self.found.facts[edge[0]][edge[1]]
-            sign = "pos" if holds(held.pos, channels) else "neg"
-            step = self.value(*edge, sign, channels)
+            known = (name for name in facts[:-1] if holds(getattr(held, name), region))
+            step = self.value(*edge, next(known, facts[-1]), region)
             uses.append(Use(step=step, role="operand", position=position))
         return self._add(
             key,
@@ -194,8 +197,26 @@ class Explanation:
             fact=_FACTS[fact],
             shape=own.out_shapes[output],
             box=box,
-            settings=self.limits.settings(own, inside(box[1], own.out_shapes[output][1])),
+            settings=bound.settings(inside(box[1], own.out_shapes[output][1])),
             uses=tuple(uses),
+        )
+
+    def _magnitude(self, key: tuple[object, ...], node: int, box: Box) -> int:
+        """State that absolute values stay within the numbers of a limit, cast or turned."""
+        own = self.graph.nodes[node]
+        edge = own.inputs[0]
+        if edge is None:
+            raise Unexplainable(f"{own.name} measures a constant")
+        before = tuple(reversed(box)) if own.name == "TBackward0" else box
+        step = self.value(*edge, MAGNITUDE, before)
+        return self._add(
+            key,
+            node,
+            kind=StepKind.VALUE,
+            fact=Fact.MAGNITUDE,
+            shape=own.out_shapes[0],
+            box=box,
+            uses=(Use(step=step, role="operand", position=0),),
         )
 
     def _facts(self, node: Node) -> list[Signs]:
@@ -208,7 +229,7 @@ class Explanation:
         return {
             (fact, k): getattr(held, fact)
             for k, held in enumerate(self._facts(node))
-            for fact in _FACTS
+            for fact in _SIGNS
             if getattr(held, fact).parts
         }
 

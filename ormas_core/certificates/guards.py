@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.certificates import limits
+from ormas_core.certificates import norm_limits
 from ormas_core.certificates.graph import Graph
-from ormas_core.certificates.limits import MARGIN
+from ormas_core.certificates.limits import MARGINS
 from ormas_core.certificates.ownership import Owner
 from ormas_core.certificates.place import Place
 from ormas_core.claims import CertificateClass, Claim, Fact, StepKind
@@ -33,7 +33,7 @@ class Evidence:
     Attributes:
         finite: whether loss and gradients are finite.
         channel_max: layer -> largest output of each channel, shape (channels,).
-        input_peak: norm layer -> largest absolute input.
+        input_peak: layer -> largest absolute input.
         accumulations: parameter id -> backward passes that wrote its gradient; None if not counted.
         passes: micro-batches whose graphs were read.
     """
@@ -48,9 +48,9 @@ class Evidence:
         """Whether the limits on input sizes, which only a run can measure, are kept."""
         return all(
             condition.layer in self.input_peak
-            and self.input_peak[condition.layer] < condition.value / MARGIN
+            and self.input_peak[condition.layer] < condition.value / MARGINS[condition.name]
             for condition in claim.conditions
-            if condition.name == "x_max"
+            if condition.name in MARGINS
         )
 
 
@@ -173,10 +173,11 @@ def _bounds(
                 f"{condition.value:.6g}"
             )
         peak = evidence.input_peak.get(condition.layer)
-        if condition.name == "x_max" and peak is not None and peak >= condition.value / MARGIN:
+        margin = MARGINS.get(condition.name, 0.0)
+        if margin and peak is not None and peak >= condition.value / margin:
             yield (
                 f"the input of {condition.layer} reached {peak:.3g}; it covers "
-                f"{condition.value / MARGIN:.3g} (a {MARGIN:g}th of x_max)"
+                f"{condition.value / margin:.3g} ({condition.name} / {margin:g})"
             )
 
 
@@ -185,11 +186,15 @@ def _batch_sizes(graphs: Sequence[Graph], owners: Mapping[int, Owner]) -> dict[s
     sizes: dict[str, int] = {}
     for graph in graphs:
         for node in graph.nodes:
-            if node.name in limits.NORMS and len(node.inputs) > 1 and node.inputs[1] is not None:
+            if (
+                node.name in norm_limits.NORMS
+                and len(node.inputs) > 1
+                and node.inputs[1] is not None
+            ):
                 leaf = graph.nodes[node.inputs[1][0]].parameter
                 owner = owners.get(id(graph.parameters[leaf])) if leaf is not None else None
                 if owner is not None:
-                    sizes[owner.layer] = max(sizes.get(owner.layer, 0), limits.elements(node))
+                    sizes[owner.layer] = max(sizes.get(owner.layer, 0), norm_limits.elements(node))
     return sizes
 
 

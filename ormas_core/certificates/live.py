@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ormas_core.certificate_events import Certificate, CertificateRefused, CertificateRevoked
+from ormas_core.certificates.bounded import find_limits
 from ormas_core.certificates.candidates import Structure, fingerprint, structure
 from ormas_core.certificates.engine import (
     Outcome,
@@ -20,8 +21,8 @@ from ormas_core.certificates.engine import (
 )
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken
+from ormas_core.certificates.limits import MARGINS
 from ormas_core.certificates.masks import Mask, meet
-from ormas_core.certificates.norms import find_limits
 from ormas_core.certificates.ownership import Owner, owners
 from ormas_core.certificates.place import Place
 from ormas_core.certificates.rules import SETTINGS
@@ -152,17 +153,21 @@ class CertificateWatch:
 
     @property
     def watched_inputs(self) -> frozenset[str]:
-        """Layers whose input's size is needed: norms with a bounded claim, or a candidate."""
+        """Layers whose input's size is needed: for a bounded claim, or a candidate for one.
+
+        Only those whose own input is that of the operation: with a `forward` of torch's own.
+        """
         if self.outcome is None:
             return frozenset()
-        return frozenset(
+        plain = {name for name, module in self._layers if _is_plain(module)}
+        return frozenset(plain) & frozenset(
             condition.layer
             for claim in (
                 *(c for c, _ in self.outcome.claims),
                 *(held.claim for held in self.live.values()),
             )
             for condition in claim.conditions
-            if condition.name == "x_max"
+            if condition.name in MARGINS
         )
 
     def check(self, step: int, evidence: Evidence) -> list[CertificateEvent]:
@@ -194,7 +199,7 @@ class CertificateWatch:
         now = read_values(graphs, forms)
         key = (tuple(map(id, graphs)), [fingerprint(now, form) for form in forms])
         before = self.outcome
-        if before is None or key != self._key or not _as_before(before, now, found):
+        if before is None or key != self._key or not _as_before(before, forms, now, found):
             held = self._claimed
             self.outcome, self._key = examine_values(graphs, found, forms, now, held), key
 
@@ -351,12 +356,21 @@ def _keys(claim: Claim) -> list[Key]:
     return [(claim.layer, claim.kind, claim.cls, unit) for unit in claim.units]
 
 
+def _is_plain(module: nn.Module) -> bool:
+    return str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn.modules.")
+
+
 def _distinct(graphs: Sequence[Graph]) -> list[Graph]:
     """Return the graphs that differ: micro-batches of one form are proven once."""
     return list({id(graph): graph for graph in graphs}.values())
 
 
-def _as_before(outcome: Outcome, now: Mapping[int, Signs], owners: Mapping[int, Owner]) -> bool:
+def _as_before(
+    outcome: Outcome,
+    forms: Sequence[Structure],
+    now: Mapping[int, Signs],
+    owners: Mapping[int, Owner],
+) -> bool:
     """Whether the facts that an outcome rests on still hold, and last as they did.
 
     The graphs and the candidates are the same, so only the parameters of its proofs matter. With
@@ -365,7 +379,7 @@ def _as_before(outcome: Outcome, now: Mapping[int, Signs], owners: Mapping[int, 
     ideal = outcome.proofs.get(CertificateClass.CLOSED_NOW)
     if ideal is None:
         # Nothing was worth a proof; norms that limits might close have appeared, or not.
-        return find_limits(outcome.graphs, owners) is None
+        return find_limits(outcome.graphs, forms, owners) is None
     if CertificateClass.BOUNDED in outcome.proofs:
         return False
     parameters = parameters_of(outcome.graphs)

@@ -1,44 +1,24 @@
-"""Batch norms whose channels might be closed within limits, and what those limits are."""
+"""Batch norms whose channels might be closed within limits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from ormas_core.certificates import leaves, limits
+from ormas_core.certificates import leaves, norm_limits
 from ormas_core.certificates.graph import Graph, Node
-from ormas_core.certificates.limits import Affine, Limits
+from ormas_core.certificates.norm_limits import Affine, NormBound
 from ormas_core.certificates.optimizers import Refused
 from ormas_core.certificates.ownership import Owner
-from ormas_core.claims import Condition, StepKind, TraceStep
 
 
-def find_limits(graphs: Sequence[Graph], owners: Mapping[int, Owner]) -> Limits | None:
-    """Return the limits of every batch norm with a channel that they might close."""
-    norms = {}
-    for graph in graphs:
-        for node in graph.nodes:
-            if limits.covers(node) and (affine := _affine(graph, node, owners)) is not None:
-                norms[id(node)] = (node, affine)
-    found = Limits(norms)
-    closes = any((limit.m_max > 0).any() for limit in found.found.values())
-    return found if closes else None
-
-
-def conditions(
-    graph: Graph, trace: Sequence[TraceStep], found: Limits, owners: Mapping[int, Owner]
-) -> Iterator[Condition]:
-    """Yield the limits that a trace rests on: the tightest of all the channels they close."""
-    for step in trace:
-        if step.kind is not StepKind.LIMIT:
-            continue
-        node = graph.nodes[step.node]
-        limit = found.found[id(node)]
-        closed = limit.m_max > 0
-        layer = _layer(graph, node, owners)
-        m_max, x_max = float(limit.m_max[closed].min()), float(limit.x_max[closed].min())
-        seen = float(limits.elements(node))
-        yield Condition(name="m_max", value=m_max, seen=seen, layer=layer)
-        yield Condition(name="x_max", value=x_max, layer=layer)
+def norm_bound(graph: Graph, number: int, owners: Mapping[int, Owner]) -> NormBound | None:
+    """Return the limits of one batch norm, or None where no channel is closed within any."""
+    node = graph.nodes[number]
+    affine = _affine(graph, node, owners)
+    if affine is None:
+        return None
+    bound = norm_limits.bound_of(node, affine, _layer(graph, node, owners))
+    return bound if bound.closes.any() else None
 
 
 def _layer(graph: Graph, node: Node, owners: Mapping[int, Owner]) -> str:
@@ -76,5 +56,5 @@ def _affine(graph: Graph, node: Node, owners: Mapping[int, Owner]) -> Affine | N
 
 
 def _root(node: Node) -> float:
-    root: float = np.sqrt(max(limits.elements(node) - 1, 0))
+    root: float = np.sqrt(max(norm_limits.elements(node) - 1, 0))
     return root

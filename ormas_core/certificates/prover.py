@@ -23,6 +23,9 @@ _MOST_ROUNDS: Final = 50
 class Extra(Protocol):
     """Further facts, which hold under conditions."""
 
+    def narrow(self, closed: Mapping[int, Mask]) -> bool:
+        """Give up what rests on parameters that may move; whether anything was given up."""
+
     def facts(self, node: Node, operands: Sequence[Signs]) -> Sequence[Signs] | None:
         """Return more facts about a node's outputs, or None."""
 
@@ -76,7 +79,8 @@ def prove(graphs: Sequence[Graph], start: Mapping[int, Signs], extra: Extra | No
                 smaller[key] = signs.unknown(held.shape)
             else:
                 smaller[key] = held.map(partial(masks.meet, mask))
-        if all(smaller[key].same(held) for key, held in facts.items()):
+        narrowed = extra is not None and extra.narrow(closed)
+        if not narrowed and all(smaller[key].same(held) for key, held in facts.items()):
             return Proof(facts, closed, passes, rounds)
         facts = smaller
     nothing = {key: signs.unknown(held.shape) for key, held in start.items()}

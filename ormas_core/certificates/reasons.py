@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from ormas_core.certificates.graph import Edge, Graph, Node
-from ormas_core.certificates.limits import NORMS
+from ormas_core.certificates.norm_limits import NORMS
 from ormas_core.certificates.prover import Pass, rule_of
 from ormas_core.certificates.rules import RULES, arithmetic, elementwise, reductions, shapes
 from ormas_core.certificates.units import Weight, readers

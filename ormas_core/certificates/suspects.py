@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.certificates import limits, reasons, units
+from ormas_core.certificates import norm_limits, reasons, units
 from ormas_core.certificates.graph import Graph
 from ormas_core.certificates.leaves import Leaf
 from ormas_core.certificates.prover import Proof, prove
@@ -52,7 +52,7 @@ def _zero_scales(graph: Graph, weight: Weight, leaves: Mapping[int, Leaf]) -> ND
     for consumer in weight.consumers:
         for user, position in graph.users[consumer.node]:
             node = graph.nodes[user]
-            if node.name not in limits.NORMS or position != 0 or node.inputs[1] is None:
+            if node.name not in norm_limits.NORMS or position != 0 or node.inputs[1] is None:
                 continue
             leaf = graph.nodes[node.inputs[1][0]].parameter
             if leaf is not None and node.in_shapes[1] == (count,):
