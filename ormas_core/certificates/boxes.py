@@ -1,5 +1,7 @@
 """Boxes: regions of tensors as a proof trace writes them, one span of indices for each axis."""
 
+from functools import lru_cache
+
 import numpy as np
 
 from ormas_core.certificates import masks
@@ -29,11 +31,13 @@ def holds(mask: Mask, box: Box) -> bool:
     return bool(whole.all())
 
 
+@lru_cache(maxsize=1024)
 def inside(span: Span, size: int) -> masks.Part:
-    """Return which indices along an axis are in the span, shape (size,)."""
+    """Return which indices along an axis are in the span, shape (size,); not to be written to."""
     start, stop, period = span
     place = np.arange(size) % period
     flags: masks.Part = (start <= place) & (place < stop)
+    flags.flags.writeable = False
     return flags
 
 
@@ -43,7 +47,11 @@ def _whole(span: Span, size: int) -> bool:
 
 def _cut(part: masks.Part, box: Box, shape: Shape) -> masks.Part:
     for axis, span in enumerate(box):
-        if part.shape[axis] > 1 and not _whole(span, shape[axis]):
+        if part.shape[axis] == 1 or _whole(span, shape[axis]):
+            continue
+        if span[2] == shape[axis]:
+            part = part[(slice(None),) * axis + (slice(*span[:2]),)]
+        else:
             part = np.compress(inside(span, shape[axis]), part, axis)
     return part
 

@@ -118,13 +118,9 @@ def examine_values(
     found = bounded.find_limits(graphs, forms, owners)
     worth = any(candidate(key, held, form) for form in forms for key, held in now.items())
     if not worth and found is None:
-        return Outcome((), (), _without_facts(now, owners), {}, tuple(graphs), {})
-    parameters = parameters_of(graphs)
-    seen = {
-        key: lasting_leaf(parameters[key], held, owners.get(key, _UNKNOWN))
-        for key, held in now.items()
-    }
-    return _Examination(graphs, owners, seen, found, held).outcome()
+        bare = {key: _bare(held, owners.get(key, _UNKNOWN)) for key, held in now.items()}
+        return Outcome((), (), bare, {}, tuple(graphs), {})
+    return _Examination(graphs, owners, now, found, held).outcome()
 
 
 def lasting_leaf(parameter: Tensor, now: Signs, owner: Owner) -> Leaf:
@@ -132,17 +128,9 @@ def lasting_leaf(parameter: Tensor, now: Signs, owner: Owner) -> Leaf:
     return leaves.leaf(owner.name, parameter, now, owner.slot, owner.refusal)
 
 
-def _without_facts(now: Mapping[int, Signs], owners: Mapping[int, Owner]) -> dict[int, Leaf]:
-    return {
-        key: Leaf(
-            owners.get(key, _UNKNOWN).name,
-            held,
-            signs.unknown(held.shape),
-            masks.none(held.shape),
-            "",
-        )
-        for key, held in now.items()
-    }
+def _bare(now: Signs, owner: Owner) -> Leaf:
+    """Return a parameter of which nothing lasting needs to be known."""
+    return Leaf(owner.name, now, signs.unknown(now.shape), masks.none(now.shape), "")
 
 
 class _Examination:
@@ -152,14 +140,15 @@ class _Examination:
         self,
         graphs: Sequence[Graph],
         owners: Mapping[int, Owner],
-        found: Mapping[int, Leaf],
+        now: Mapping[int, Signs],
         limits: Limits | None,
         held: Held,
     ) -> None:
         self._graphs = tuple(graphs)
         self._owners = owners
-        self._leaves = found
-        self._names = {key: leaf.name for key, leaf in found.items()}
+        self._now = now
+        self._leaves: dict[int, Leaf] = {}
+        self._names = {key: owners.get(key, _UNKNOWN).name for key in now}
         self._weights = [
             {id(parameter_of(graph, weight)): weight for weight in units.weights(graph)}
             for graph in self._graphs
@@ -172,13 +161,17 @@ class _Examination:
 
     def outcome(self) -> Outcome:
         """Prove each class, and judge every weight by what was proven."""
-        ideal = prove(self._graphs, {key: leaf.now for key, leaf in self._leaves.items()})
+        ideal = prove(self._graphs, self._now)
         self._proofs[CertificateClass.CLOSED_NOW] = ideal
+        self._leaves = self._find_leaves(ideal)
         closed = {key: self._closed(ideal, weight) for key, weight in self._weights[0].items()}
         # What holds itself up for ever also does now: the search can start from there.
         lasting = {key: _both(leaf.lasting, ideal.facts[key]) for key, leaf in self._leaves.items()}
         if any(rows.any() for rows in closed.values()):
-            self._proofs[CertificateClass.ABSORBING] = prove(self._graphs, lasting)
+            same = all(lasting[key].same(facts) for key, facts in ideal.facts.items())
+            self._proofs[CertificateClass.ABSORBING] = (
+                ideal if same else prove(self._graphs, lasting)
+            )
         if self._limits is not None:
             start = {key: leaf.lasting for key, leaf in self._leaves.items()}
             self._proofs[CertificateClass.BOUNDED] = prove(self._graphs, start, self._limits)
@@ -197,6 +190,21 @@ class _Examination:
             },
             self._limits,
         )
+
+    def _find_leaves(self, ideal: Proof) -> dict[int, Leaf]:
+        """Ask what lasts, of the facts that a proof may use.
+
+        What lasts is among what holds now; only limits close more than that.
+        """
+        parameters = parameters_of(self._graphs)
+        found = {}
+        for key, held in self._now.items():
+            owner = self._owners.get(key, _UNKNOWN)
+            wanted = self._limits is not None or ideal.facts[key].known
+            found[key] = (
+                lasting_leaf(parameters[key], held, owner) if wanted else _bare(held, owner)
+            )
+        return found
 
     def _closed(self, proof: Proof, weight: Weight) -> _Rows:
         """Return which units of a weight a proof closes, in every graph."""

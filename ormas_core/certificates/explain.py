@@ -102,8 +102,10 @@ class Explanation:
         if rule is None:
             raise Unexplainable(f"{own.name} is opaque")
 
+        operands_of = _Operands(own)
+
         def proves(premises: Mapping[Slot, Mask]) -> bool:
-            operands = [_signs(own, k, premises) for k in range(len(own.inputs))]
+            operands = operands_of(premises)
             closed = [
                 premises.get(("closed", out), masks.none(shape))
                 for out, shape in enumerate(own.out_shapes)
@@ -151,8 +153,10 @@ class Explanation:
         if rule is None:
             raise Unexplainable(f"{own.name} is opaque")
 
+        operands_of = _Operands(own)
+
         def proves(premises: Mapping[Slot, Mask]) -> bool:
-            operands = [_signs(own, k, premises) for k in range(len(own.inputs))]
+            operands = operands_of(premises)
             return holds(getattr(rule.forward(own, operands)[output], fact), box)
 
         premises = self._premises(own)
@@ -271,7 +275,25 @@ class Explanation:
         return len(self.steps) - 1
 
 
-def _signs(node: Node, operand: int, premises: Mapping[Slot, Mask]) -> Signs:
-    nothing = masks.none(node.in_shapes[operand])
-    zero, neg, pos = (premises.get((fact, operand), nothing) for fact in ("zero", "neg", "pos"))
-    return signs.facts(zero, neg, pos)
+class _Operands:
+    """What premises say of a node's operands; from one try to the next, few of them change."""
+
+    def __init__(self, node: Node) -> None:
+        self._shapes = node.in_shapes
+        self._last: list[tuple[tuple[Mask, Mask, Mask], Signs]] = []
+
+    def __call__(self, premises: Mapping[Slot, Mask]) -> list[Signs]:
+        """Return the facts about each operand."""
+        last, self._last = self._last, []
+        for operand, shape in enumerate(self._shapes):
+            nothing = masks.none(shape)
+            zero, neg, pos = (
+                premises.get((fact, operand), nothing) for fact in ("zero", "neg", "pos")
+            )
+            held = last[operand] if last else None
+            if held is None or any(
+                a is not b for a, b in zip(held[0], (zero, neg, pos), strict=True)
+            ):
+                held = (zero, neg, pos), signs.facts(zero, neg, pos)
+            self._last.append(held)
+        return [found for _, found in self._last]

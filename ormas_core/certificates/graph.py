@@ -4,11 +4,11 @@ The one module of the certificate engine that knows torch's names for the parts 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules._functions import SyncBatchNorm
 
@@ -33,6 +33,8 @@ _Row = tuple[
     tuple[tuple[str, Any], ...],
     int | None,
 ]
+_Before = tuple[tuple[Any, int], ...]
+"""The nodes that a node sends gradients to, with which of their outputs."""
 _Signature = tuple[list[_Row], tuple[Edge, ...]]
 
 
@@ -66,7 +68,7 @@ class Node:
     parameter: int | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Graph:
     """The graph of one loss.
 
@@ -118,7 +120,7 @@ class GraphReader:
             )
         ordered = _ordered([loss.grad_fn for loss in starts])
         index = {function: i for i, function in enumerate(ordered)}
-        rows = [self._row(function, index) for function in ordered]
+        rows = [self._row(function, before, index) for function, before in ordered.items()]
         roots = tuple(sorted({(index[loss.grad_fn], loss.output_nr) for loss in starts}))
         signature = (rows, roots)
         for known, graph in self._recent:
@@ -128,7 +130,7 @@ class GraphReader:
         self._recent = [(signature, graph), *self._recent[: MOST_RECENT - 1]]
         return graph
 
-    def _row(self, function: Any, index: Mapping[Any, int]) -> _Row:
+    def _row(self, function: Any, before: _Before, index: Mapping[Any, int]) -> _Row:
         """Return everything about one node that a proof depends on."""
         name = _name(function)
         metadata = function._input_metadata
@@ -144,7 +146,7 @@ class GraphReader:
             tuple(
                 [
                     None if producer is None else (index[producer], output)
-                    for producer, output in function.next_functions
+                    for producer, output in before
                 ]
             ),
             tuple([tuple(meta.shape) for meta in metadata]),
@@ -163,7 +165,7 @@ def read(
 
 
 def _build(
-    ordered: Sequence[Any], rows: Sequence[_Row], roots: tuple[Edge, ...], names: Mapping[int, str]
+    ordered: Iterable[Any], rows: Sequence[_Row], roots: tuple[Edge, ...], names: Mapping[int, str]
 ) -> Graph:
     nodes: list[Node] = []
     parameters: dict[int, tuple[int, Tensor]] = {}
@@ -202,30 +204,45 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     return any(getattr(parameter, name, None) for name in names)
 
 
-def _ordered(roots: Sequence[Any]) -> list[Any]:
-    """Return the nodes in post-order: producers first. Iterative, since graphs are deep."""
-    done: set[Any] = set()
-    order: list[Any] = []
+def parameters_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield a module's own parameters by name; torch's own iterator takes ten times as long."""
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield name, parameter
+
+
+def tensors_in(module: nn.Module) -> Iterator[Tensor]:
+    """Yield a module's own parameters and buffers."""
+    for held in (module._parameters, module._buffers):
+        for tensor in held.values():
+            if tensor is not None:
+                yield tensor
+
+
+def _ordered(roots: Sequence[Any]) -> dict[Any, _Before]:
+    """Return the nodes with theirs before them, producers first. Iterative: graphs are deep."""
+    done: dict[Any, _Before] = {}
+    seen: dict[Any, _Before] = {}
     stack: list[Any] = list(roots)
     while stack:
         function = stack[-1]
         if function in done:
             stack.pop()
             continue
+        before = seen.get(function)
+        if before is None:
+            before = seen[function] = function.next_functions
         waiting = [
-            producer
-            for producer, _ in function.next_functions
-            if producer is not None and producer not in done
+            producer for producer, _ in before if producer is not None and producer not in done
         ]
         if waiting:
             stack.extend(waiting)
             continue
-        if len(order) >= MOST_NODES:
+        if len(done) >= MOST_NODES:
             raise UnreadableGraphError(f"the graph has more than {MOST_NODES} operations")
-        done.add(function)
-        order.append(function)
+        done[function] = before
         stack.pop()
-    return order
+    return done
 
 
 def _name(function: Any) -> str:

@@ -7,7 +7,7 @@ change while gradients are zero: the set K0 that the proof starts from.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from ormas_core.certificates.signs import Signs
 DENSE_ELEMENTS: Final = 1024
 """Parameters up to this size are read element by element, larger ones by rows and columns."""
 _SAMPLES: Final = (8, 64)
+_NUMPY: Final = frozenset({torch.float16, torch.float32, torch.float64})
+"""Types that numpy has too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,59 +87,67 @@ def read_now(parameter: Tensor, dense: int = DENSE_ELEMENTS, *, signed: bool = T
 def read_all(
     parameters: Mapping[int, Tensor], signed: Collection[int], dense: int = DENSE_ELEMENTS
 ) -> dict[int, Signs]:
-    """Do `read_now` for many parameters, by id, with one copy to the host for each device.
+    """Do `read_now` for many parameters, by id, with few copies to the host.
 
-    Small ones come over whole. Of large ones that are read for zeros only, a glance at the first
-    element of each slice spares most the reading.
+    Small ones come over whole. Of large ones that are read for zeros only, the first element of
+    each slice spares most the reading.
     """
-    codes: dict[int, Tensor] = {}
+    small: dict[int, Tensor] = {}
+    first: dict[int, tuple[Tensor, Tensor]] = {}
     for key, parameter in parameters.items():
         values = parameter.detach()
         if not values.dtype.is_floating_point:
             continue
         if values.dim() < 2 or values.numel() <= dense:  # noqa: PLR2004
-            codes[key] = (
-                (values <= 0).to(torch.uint8) + 2 * (values >= 0).to(torch.uint8)
-            ).flatten()
+            small[key] = values.flatten()
         elif key not in signed:
-            codes[key] = _starts_with_zero(values)
-    host = _fetched(codes)
+            first[key] = _first_of_each(values)
+    neg, pos = (_compared(list(small.values()), one) for one in (np.less_equal, np.greater_equal))
+    zero = _compared([part for pair in first.values() for part in pair], np.equal)
+    whole = dict(zip(small, zip(neg, pos, strict=True), strict=True))
+    glanced = dict(zip(first, zip(zero[::2], zero[1::2], strict=True), strict=True))
     found = {}
     for key, parameter in parameters.items():
-        shape, code = tuple(parameter.shape), host.get(key)
-        if code is None or (code.size == 1 and parameter.numel() > dense and code[0]):
-            found[key] = read_now(parameter, dense, signed=key in signed)
-        elif len(shape) > 1 and parameter.numel() > dense:
+        shape = tuple(parameter.shape)
+        if key in whole:
+            found[key] = _dense(shape, *whole[key])
+        elif key in glanced and not any(part.any() for part in glanced[key]):
             found[key] = signs.unknown(shape)
         else:
-            whole = code.reshape(shape)
-            neg, pos = ((whole & bit).astype(np.bool_) for bit in (1, 2))
-            found[key] = signs.facts(
-                masks.none(shape), masks.union_of(shape, [neg]), masks.union_of(shape, [pos])
-            )
+            found[key] = read_now(parameter, dense, signed=key in signed)
     return found
 
 
-def _starts_with_zero(values: Tensor) -> Tensor:
-    """Return, shape (1,), whether any slice along the first two axes begins with a zero."""
+def _dense(shape: tuple[int, ...], low: Part, high: Part) -> Signs:
+    """Return the facts about each element, from which are <= 0 and which >= 0."""
+    neg, pos = (masks.union_of(shape, [part.reshape(shape)]) for part in (low, high))
+    return signs.facts(masks.none(shape), neg, pos)
+
+
+def _first_of_each(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first element of each slice along the first and the second axis."""
     rows, columns = values, values[0]
     while rows.dim() > 1:
         rows = rows.select(1, 0)
     while columns.dim() > 1:
         columns = columns.select(1, 0)
-    return ((rows == 0).any() | (columns == 0).any()).to(torch.uint8)[None]
+    return rows, columns
 
 
-def _fetched(codes: Mapping[int, Tensor]) -> dict[int, NDArray[np.uint8]]:
-    """Bring flat tensors to the host, one copy for each device."""
-    by_device: dict[torch.device, list[int]] = {}
-    for key, code in codes.items():
-        by_device.setdefault(code.device, []).append(key)
-    found: dict[int, NDArray[np.uint8]] = {}
-    for keys in by_device.values():
-        whole = torch.cat([codes[key] for key in keys]).cpu().numpy()
-        ends = np.cumsum([codes[key].numel() for key in keys])
-        found.update(zip(keys, np.split(whole, ends[:-1]), strict=True))
+def _compared(tensors: Sequence[Tensor], compare: Callable[[Any, float], Part]) -> list[Part]:
+    """Compare flat tensors with zero on the host, with one copy for each device and type."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for number, tensor in enumerate(tensors):
+        alike.setdefault((tensor.device, tensor.dtype), []).append(number)
+    found: list[Part] = [np.zeros(0, np.bool_)] * len(tensors)
+    for (_, dtype), numbers_ in alike.items():
+        whole = torch.cat([tensors[number] for number in numbers_]).cpu()
+        # numpy has no bfloat16, and float32 holds all of its values.
+        flags = compare((whole if dtype in _NUMPY else whole.float()).numpy(), 0.0)
+        end = 0
+        for number in numbers_:
+            start, end = end, end + tensors[number].shape[0]
+            found[number] = flags[start:end]
     return found
 
 

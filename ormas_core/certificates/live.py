@@ -19,7 +19,7 @@ from ormas_core.certificates.engine import (
     parameters_of,
     read_values,
 )
-from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError
+from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken
 from ormas_core.certificates.limits import MARGINS
 from ormas_core.certificates.masks import Mask, meet
@@ -246,7 +246,7 @@ class CertificateWatch:
         found = owners(
             self._layers,
             self._optimizers,
-            tensors=(*self._model.parameters(), *self._model.buffers()),
+            tensors=(one for module in self._model.modules() for one in tensors_in(module)),
             lr_max=self._lr_max,
             seen_lr=self._lr_seen,
             asserted=self._asserted,
@@ -376,12 +376,12 @@ def _as_before(
     The graphs and the candidates are the same, so only the parameters of its proofs matter. With
     limits, which depend on numbers, it is proven anew.
     """
+    bounded = CertificateClass.BOUNDED in outcome.proofs
+    if bounded or find_limits(outcome.graphs, forms, owners) is not None:
+        return False
     ideal = outcome.proofs.get(CertificateClass.CLOSED_NOW)
     if ideal is None:
-        # Nothing was worth a proof; norms that limits might close have appeared, or not.
-        return find_limits(outcome.graphs, forms, owners) is None
-    if CertificateClass.BOUNDED in outcome.proofs:
-        return False
+        return True  # nothing was worth a proof, and still is not
     parameters = parameters_of(outcome.graphs)
     for key, facts in ideal.facts.items():
         if not facts.known:

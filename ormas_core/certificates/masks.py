@@ -52,14 +52,18 @@ class Mask:
         )
 
 
+@lru_cache(maxsize=4096)
 def none(shape: Shape) -> Mask:
     """Return the empty set."""
     return Mask(shape)
 
 
+@lru_cache(maxsize=4096)
 def everything(shape: Shape) -> Mask:
     """Return the whole tensor."""
-    return Mask(shape, (np.ones((1,) * len(shape), dtype=np.bool_),))
+    part = np.ones((1,) * len(shape), dtype=np.bool_)
+    part.flags.writeable = False  # every caller gets the same one
+    return Mask(shape, (part,))
 
 
 def union_of(shape: Shape, parts: Iterable[Part]) -> Mask:

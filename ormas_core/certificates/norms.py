@@ -38,9 +38,12 @@ def _affine(graph: Graph, node: Node, owners: Mapping[int, Owner]) -> Affine | N
             return None
         pair.append((graph.parameters[leaf], owner.slot))
     (scale, first), (shift, second) = pair
-    sizes = leaves.numbers(scale), leaves.numbers(shift)
+    shifts = leaves.numbers(shift)
     # Without this the optimizer would be asked about every norm of a healthy model.
-    if not ((sizes[1] < 0) & (np.abs(sizes[0]) * _root(node) < -sizes[1])).any():
+    if not (shifts < 0).any():
+        return None
+    scales = np.abs(leaves.numbers(scale))
+    if not ((shifts < 0) & (scales * _root(node) < -shifts)).any():
         return None
     try:
         a, b = leaves.rest_of(scale, first), leaves.rest_of(shift, second)
@@ -52,7 +55,7 @@ def _affine(graph: Graph, node: Node, owners: Mapping[int, Owner]) -> Affine | N
     if shrinks and (not alike or first.group.get("momentum")):
         return None
     drift = leaves.numbers(a.drift), leaves.numbers(b.drift)
-    return Affine(scale=np.abs(sizes[0]) + drift[0], shift=sizes[1] + drift[1], shrinks=shrinks)
+    return Affine(scale=scales + drift[0], shift=shifts + drift[1], shrinks=shrinks)
 
 
 def _root(node: Node) -> float:

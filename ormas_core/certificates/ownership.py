@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ormas_core.certificates.graph import has_gradient_hook
+from ormas_core.certificates.graph import has_gradient_hook, parameters_in, tensors_in
 from ormas_core.certificates.optimizers import Slot, lr_ceiling
 
 UNOWNED: Final = "it is in no optimizer"
@@ -54,7 +54,7 @@ def owners(
     storages = _shared_storages(layers, tensors)
     found: dict[int, Owner] = {}
     for layer, module in layers:
-        for own, parameter in module.named_parameters(recurse=False):
+        for own, parameter in parameters_in(module):
             if id(parameter) in found:
                 continue
             places = slots.get(id(parameter), [])
@@ -92,8 +92,7 @@ def _shared_storages(
     """Count the distinct tensors that live in each storage."""
     tensors = {id(tensor): tensor for tensor in more}
     for _, module in layers:
-        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-            tensors[id(tensor)] = tensor
+        tensors.update((id(tensor), tensor) for tensor in tensors_in(module))
     return Counter(address for tensor in tensors.values() if (address := _address(tensor)))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, Protocol
+from weakref import WeakKeyDictionary
 
 from ormas_core.certificates import masks, signs
 from ormas_core.certificates.graph import LEAF, Graph, Node
@@ -18,6 +19,8 @@ from ormas_core.certificates.rules.rule import Rule
 from ormas_core.certificates.signs import Signs
 
 _MOST_ROUNDS: Final = 50
+_USABLE: Final[WeakKeyDictionary[Graph, list[Rule | None]]] = WeakKeyDictionary()
+"""Graph -> the rule of each node. A graph never changes, and is proven more than once."""
 
 
 class Extra(Protocol):
@@ -112,7 +115,9 @@ def consumed(graph: Graph, index: int) -> set[int]:
 
 def _run(graph: Graph, leaves: Mapping[int, Signs], extra: Extra | None) -> Pass:
     found = Pass([])
-    usable = [_usable(graph, i) for i in range(len(graph.nodes))]
+    usable = _USABLE.get(graph)
+    if usable is None:
+        usable = _USABLE[graph] = [_usable(graph, i) for i in range(len(graph.nodes))]
     for node, rule in zip(graph.nodes, usable, strict=True):
         found.facts.append(_forward(graph, node, rule, found.facts, leaves, extra))
     closed: list[list[Mask | None]] = [[None] * len(node.out_shapes) for node in graph.nodes]

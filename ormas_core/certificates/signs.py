@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ormas_core.certificates import masks
 from ormas_core.certificates.masks import Mask, Shape
@@ -42,12 +43,14 @@ class Signs:
         return self.zero.same(other.zero) and self.neg.same(other.neg) and self.pos.same(other.pos)
 
 
+@lru_cache(maxsize=4096)
 def unknown(shape: Shape) -> Signs:
     """Return no knowledge."""
     nothing = masks.none(shape)
     return Signs(nothing, nothing, nothing)
 
 
+@lru_cache(maxsize=4096)
 def nonnegative(shape: Shape) -> Signs:
     """Return "every element is >= 0"."""
     nothing = masks.none(shape)

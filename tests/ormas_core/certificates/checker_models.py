@@ -1,6 +1,6 @@
 """Small networks with planted dead units, for the tests of the checker. No test here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -254,6 +254,17 @@ def _bounded(kind: type[nn.Module] = nn.BatchNorm2d) -> Case:
     return net, loss
 
 
+def _bounded_sum(layer: nn.Module, features: Sequence[int]) -> Case:
+    """A channel whose bias is far below zero, for any input of moderate size."""
+    net = Net(lambda net, x: net.head(functional.relu(net.layer(x)).flatten(1)), layer=layer)
+    net.head = nn.LazyLinear(3)
+    with torch.no_grad():
+        layer.bias[2] = -50.0  # type: ignore[index, operator]
+    x = torch.randn(4, *features)
+    net(x)
+    return net, _loss(x)
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "relu": lambda: _gate(functional.relu),
     "relu in place": lambda: _gate(lambda x: functional.relu(x, inplace=True)),
@@ -292,6 +303,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "group norm": _group_norm,
     "embedded": _embedded,
     "bounded": _bounded,
+    "bounded linear": lambda: _bounded_sum(nn.Linear(5, 6), (5,)),
+    "bounded conv": lambda: _bounded_sum(nn.Conv2d(2, 6, 3), (2, 5, 5)),
     "slices": lambda: _moves(lambda x: torch.cat([x[:, ::2], x[:, 1:4]], 1)),
     "select": lambda: _moves(lambda x: x[:, 2] * x.select(2, 1)[:, :4]),
     "permuted": lambda: _moves(lambda x: x.permute(2, 0, 1).flip(0).roll(2, 2).unsqueeze(1)),

@@ -1,6 +1,7 @@
 """What the engine's own rules derive, for the tests of the checker. No test here."""
 
 import ast
+import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -30,7 +31,9 @@ def derived(step: TraceStep, steps: Sequence[TraceStep]) -> bool:
         else:
             known.setdefault(use.position, []).append((premise.fact, premise.box))
     if step.kind is StepKind.LIMIT:
-        return _larger_limit(step)
+        return _larger_sum(step) if "weight" in (step.settings or {}) else _larger_limit(step)
+    if step.fact is Fact.MAGNITUDE:
+        return _moved_magnitude(step, known)
     return derives(step, known, closed)
 
 
@@ -77,6 +80,30 @@ def _larger_limit(step: TraceStep) -> bool:
     room = -s["shift"] / s["decay_margin"] - s["scale"] * root * (1 + Fraction(1, 64))
     error = 8 * s["m_factor"] * s["roundoff"] * s["scale"] * s["x_max"]
     return room > 0 and error <= room * Fraction(float(s["eps"]) ** 0.5) * (1 + Fraction(1, 10**6))
+
+
+def _larger_sum(step: TraceStep) -> bool:
+    """Whether the numbers of a limit on a sum leave the room they should, in exact arithmetic."""
+    names = ("weight", "shift", "input_max", "roundoff", "decay_margin")
+    weight, shift, most, roundoff, margin = (
+        Fraction((step.settings or {})[name]) for name in names
+    )
+    conv = step.op == "ConvolutionBackward0"
+    shape = step.operands[1 if conv else 2]
+    terms = Fraction(math.prod(shape), shape[0 if conv else 1])
+    error = (512 if conv else 2) * (terms + 2) * roundoff
+    return most * weight * Fraction(33, 32) * (1 + error) <= -shift / margin * (1 - error)
+
+
+def _moved_magnitude(step: TraceStep, known: Known) -> bool:
+    """Whether an operation moves, or rounds, the elements of which a magnitude is known."""
+    turned = step.op == "TBackward0"
+    if step.position or not (turned or step.op == "ToCopyBackward0"):
+        return False
+    shape = step.operands[0][::-1] if turned else step.operands[0]
+    own = [box[::-1] if turned else box for fact, box in known[0] if fact is Fact.MAGNITUDE]
+    mask = masks.join(masks.none(shape), *(boxes.boxed(shape, box) for box in own))
+    return shape == step.shape and boxes.holds(mask, step.box)
 
 
 def _value(text: str) -> Any:

@@ -16,7 +16,7 @@ from checker_operations import (
     outputs,
     random_box,
 )
-from checker_rules import Closed, Known, derives
+from checker_rules import FACTS, Closed, Known, derives
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,7 +64,7 @@ def _case(operation: Operation, random: Random, kind: StepKind) -> Case:
     """Return some line about an operation, with some premises."""
     known = {
         position: [
-            (random.choice(list(Fact)), random_box(random, operation.operands[position]))
+            (random.choice(list(FACTS)), random_box(random, operation.operands[position]))
             for _ in range(random.choice((0, 1, 1, 2)))
         ]
         for position in operation.positions
@@ -87,7 +87,7 @@ def _case(operation: Operation, random: Random, kind: StepKind) -> Case:
         kind=kind,
         node=1,
         op=operation.name,
-        fact=None if kind is StepKind.BACKWARD else random.choice(list(Fact)),
+        fact=None if kind is StepKind.BACKWARD else random.choice(list(FACTS)),
         position=position,
         shape=shapes[position],
         box=random_box(random, shapes[position]),
@@ -100,11 +100,10 @@ def _case(operation: Operation, random: Random, kind: StepKind) -> Case:
 
 def _believed(case: Case) -> bool:
     step, known, closed = case
-    kinds = (Fact.ZERO, Fact.NONPOSITIVE, Fact.NONNEGATIVE)
     line = Line(
         step,
         {
-            number: facts(*(tuple(box for own, box in found if own is fact) for fact in kinds))
+            number: facts(*(tuple(box for own, box in found if own is fact) for fact in FACTS))
             for number, found in known.items()
             if found
         },
