@@ -21,6 +21,9 @@ class Host:
             own, so that the model given does not show it.
         gives_outputs: whether the host calls `note_output()` itself, so that losses are not asked
             for their graph.
+        clip_norm: total norm of all gradients to which the host clips after the check; None where
+            it does not, or clips otherwise.
+        replaces_loss: whether the host logs another value in place of a loss that is not finite.
         notes: manifest lines only the host can know.
         state: what `Monitor.state_dict()` returned when the checkpoint was saved that the host
             resumes from; None where it does not resume.
@@ -33,6 +36,8 @@ class Host:
     run_id: str = ""
     compiled: bool = False
     gives_outputs: bool = False
+    clip_norm: float | None = None
+    replaces_loss: bool = False
     notes: tuple[Mechanism, ...] = ()
     state: Any = None
 

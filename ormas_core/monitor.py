@@ -13,7 +13,7 @@ from torch import nn
 from ormas_core import ranks
 from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Manifest, MonitorError
+from ormas_core.events import Manifest
 from ormas_core.facts import RunFacts
 from ormas_core.hooks import Collector, Reading, Reduction, after_backward, select, unwrap_optimizer
 from ormas_core.host import PLAIN_LOOP, Host
@@ -22,7 +22,9 @@ from ormas_core.manifest import Sightings, first_lines, run_start
 from ormas_core.options import DEFAULTS, SHORTCUTS, MonitorOptions, check_options, make_config
 from ormas_core.proofs import Proofs, hooks_off
 from ormas_core.resume import Memory, open_journal
+from ormas_core.run_events import MonitorError
 from ormas_core.sinks import Sink
+from ormas_core.stopping import Stopping
 from ormas_core.terms import Stage
 
 _LOG: Final = logging.getLogger("ormas")
@@ -39,14 +41,11 @@ class Monitor:
         model: the model, wrapped or not.
         optimizer: the torch optimizer, or None.
         out: run folder for the record.
-        layers: fnmatch pattern of layer names, or a list; None watches every layer that owns
-            parameters.
+        layers: fnmatch pattern of layer names, or a list; None watches all that own parameters.
         check_every: optimizer steps between two checks.
-        patience: see `MonitorConfig.patience`.
-        sigma: see `MonitorConfig.sigma`.
-        warmup: see `MonitorConfig.warmup`.
+        patience, sigma, warmup, stop_on: see `MonitorConfig`.
         repair: False only watches; True re-initialises certified, flat and decayed channels, "all"
-            silent ones too (one process only). Every change is an event, without a bound.
+            silent ones too (one process only).
         scaler: the `GradScaler` in use, if any.
         sinks: further destinations of events; called on rank 0 only.
         name: a name for the run.
@@ -54,14 +53,11 @@ class Monitor:
         overwrite: delete the record of an earlier run in `out`.
         verbose: log warnings and the verdict.
         resume: continue the record in `out`, if there is one; see `load_state_dict`.
-        host: what drives the loop; adapters pass it.
-        clock: current unix time in nanoseconds; tests pass it.
+        host, clock: what drives the loop, unix time in nanoseconds; adapters and tests pass them.
 
     Raises:
-        ConfigError: an option cannot be used.
-        LayerPatternError: `layers` matches nothing.
-        RecordExistsError: `out` holds a record (on rank 0).
-        RecordLockedError: another process is writing one there (on rank 0).
+        ConfigError, LayerPatternError: an option cannot be used, or `layers` matches nothing.
+        RecordExistsError, RecordLockedError: `out` holds a record, or has a writer (on rank 0).
     """
 
     def __init__(
@@ -83,10 +79,11 @@ class Monitor:
         verbose: bool = True,
         *,
         resume: bool = False,
+        stop_on: str | Iterable[str] = DEFAULTS.stop_on,
         host: Host = PLAIN_LOOP,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        shortcuts = (layers, check_every, patience, sigma, warmup)
+        shortcuts = (layers, check_every, patience, sigma, warmup, stop_on)
         self.config = make_config(config, dict(zip(SHORTCUTS, shortcuts, strict=True)))
         others = MonitorOptions(out=out, repair=repair, scaler=scaler, sinks=sinks, name=name)
         flags = MonitorOptions(overwrite=overwrite, resume=resume, verbose=verbose)
@@ -99,8 +96,8 @@ class Monitor:
         self._closed = self._sampling = False
         # An exception already being handled when the run began is not the one that ends it.
         self._handled = sys.exc_info()[1]
-        self._collector: Collector | None = Collector(selection, optimizer, scaler)
-        self._alarms = AlarmEngine(self.config)
+        self._collector: Collector | None = Collector(selection, optimizer, scaler, host)
+        self._alarms, self._stopping = AlarmEngine(self.config), Stopping(self.config.stop_on)
         self._proofs = Proofs(selection, [optimizer] if optimizer else [], self.config, repair)
         self._journal, host = open_journal(self.config, host, others, clock)
         self._host, self._emit, self._facts = host, self._journal.say, self._journal.facts
@@ -111,8 +108,7 @@ class Monitor:
         lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup)
         self._emit(Manifest(step=0, mechanisms=lines))
-        ledger = self._collector.ledger
-        self._memory = Memory(self._journal, self._alarms, ledger, self._sightings)
+        self._memory = Memory(self._journal, self._alarms, self._collector.ledger, self._sightings)
         if host.state is not None:
             self.load_state_dict(host.state)
         elif not host.prepares:
@@ -122,6 +118,11 @@ class Monitor:
     def facts(self) -> RunFacts:
         """What is known of the run so far."""
         return self._facts.facts(finished=False)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `stop_on` asks the loop to stop, on all ranks alike; `facts.stopped` says why."""
+        return self._facts.stopped is not None
 
     @property
     def sampling(self) -> bool:
@@ -252,8 +253,7 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 - never raise into training
             self._release()
             text = f"{type(error).__name__}: {error}"
-            step = self._attempt - self._skipped
-            self._emit(MonitorError(step=step, error=text[:_ERROR_LIMIT]))
+            self._emit(MonitorError(step=self._attempt - self._skipped, error=text[:_ERROR_LIMIT]))
 
     def _capture(self, stage: Stage) -> None:
         if self._collector is not None:
@@ -270,9 +270,10 @@ class Monitor:
         measurement = reading.measurement
         self._emit(measurement)
         self._sightings.note(reading)
-        for event in (*self._alarms.update(measurement), *self._proofs.check(reading)):
+        events = (*self._alarms.update(measurement), *self._proofs.check(reading))
+        for event in (*events, *self._stopping.check(measurement.step, events)):
             self._emit(event)
-        for manifest in self._sightings.news(measurement.step, self._proofs.mechanisms()):
+        for manifest in self._sightings.news(measurement.step, self._proofs, self._stopping):
             self._emit(manifest)
         self._journal.anchor_if_due(measurement.step)
 
@@ -293,6 +294,6 @@ class Monitor:
             self._safely(lambda: settle(self._attempt))
         self._release()
         steps = self._attempt - self._skipped
-        for manifest in self._sightings.news(steps, self._proofs.mechanisms(), ended=True):
+        for manifest in self._sightings.news(steps, self._proofs, self._stopping, ended=True):
             self._emit(manifest)
         self._journal.end(steps, self._attempt, error, models)

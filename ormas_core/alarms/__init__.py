@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from ormas_core.alarms.baseline import Baseline
+from ormas_core.alarms.clipping import ClippingRule
 from ormas_core.alarms.coverage import CoverageRule
 from ormas_core.alarms.experts import ExpertRule
 from ormas_core.alarms.gradient import GradientRule
@@ -19,6 +20,7 @@ RULES: Final[Mapping[str, Callable[[MonitorConfig], Rule]]] = {
     "nonfinite": NonfiniteRule,
     "gradient": GradientRule,
     "slope": SlopeRule,
+    "clipping": ClippingRule,
     "experts": ExpertRule,
     "loss": LossRule,
 }
