@@ -106,7 +106,7 @@ class Monitor:
         self._emit(start := run_start(selection, self.config, host, optimizer, name))
         self.run_id = start.run_id
         lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
-        self._sightings = Sightings(lines, selection, self.config.warmup)
+        self._sightings = Sightings(lines, selection, self.config.warmup, host.loss_hint)
         self._emit(Manifest(step=0, mechanisms=lines))
         self._memory = Memory(self._journal, self._alarms, self._collector.ledger, self._sightings)
         if host.state is not None:
