@@ -111,7 +111,11 @@ class HFMonitorCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
         clips = _clip_norm(args) is not None
         compiled = bool(getattr(args, "torch_compile", False))
-        found: dict[str, Any] = {"scaler": getattr(optimizer, "scaler", None), **self._options, "out": run.out}
+        found: dict[str, Any] = {
+            "scaler": getattr(optimizer, "scaler", None),
+            **self._options,
+            "out": run.out,
+        }
         self.monitor = Monitor(
             model,
             optimizer,

@@ -320,3 +320,28 @@ def test_case_39_the_vector_loss_of_data_parallel_is_averaged(tmp_path: Path) ->
         assert dict(zip(m.layers, m.norms, strict=True))["fc2"] >= weight
     notes = {m.name: m for m in of(sink, Manifest)[0].mechanisms}
     assert "2 devices" in notes["data_parallel"].reason
+
+
+def test_a_penalty_on_gradients_is_not_taken_for_the_backward_pass(tmp_path: Path) -> None:
+    """`torch.autograd.grad` goes through the logits too, and fills no `.grad`."""
+    callback, sink = make(tmp_path)
+    norms = Logged("grad_norm")
+
+    def custom(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs["logits"], labels)
+        (slope,) = torch.autograd.grad(loss, net.fc1.weight, create_graph=True)
+        return loss + slope.square().sum()
+
+    net = Classifier()
+    arguments = hf_arguments(
+        tmp_path / "hf",
+        max_steps=3,
+        max_grad_norm=1e-2,
+        gradient_accumulation_steps=2,
+        logging_strategy="steps",
+        logging_steps=1,
+    )
+    hf_trainer(net, arguments, [callback, norms], compute_loss_func=custom).train()
+    totals = [math.hypot(*m.norms) for m in of(sink, Measurement)]
+    assert totals == pytest.approx(norms.values, rel=1e-5)
+    assert {m.stage for m in of(sink, Measurement)} == {Stage.PRE_CLIP}
