@@ -50,7 +50,7 @@ def test_the_sft_trainer_of_trl_is_watched_with_its_adapters(tmp_path: Path) -> 
     from trl import SFTConfig, SFTTrainer
 
     callback, sink = make(tmp_path)
-    norms = Logged("grad_norm")
+    norms, losses = Logged("grad_norm"), Logged("loss")
     arguments = SFTConfig(
         output_dir=str(tmp_path / "hf"),
         max_steps=4,
@@ -71,7 +71,7 @@ def test_the_sft_trainer_of_trl_is_watched_with_its_adapters(tmp_path: Path) -> 
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer(),
         peft_config=LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
-        callbacks=[callback, norms],
+        callbacks=[callback, norms, losses],
     )
     trainer.train()
     seen = of(sink, Measurement)
@@ -81,7 +81,7 @@ def test_the_sft_trainer_of_trl_is_watched_with_its_adapters(tmp_path: Path) -> 
     assert all(".lora_" in layer for layer in seen[0].layers)
     assert len(seen[0].layers) == 4
     assert not [e for e in sink.events if isinstance(e, TROUBLE)]
-    assert all(m.loss is not None for m in seen)
+    assert [m.loss for m in seen] == pytest.approx(losses.values, rel=1e-3)
 
 
 def test_case_38_trials_of_optuna_have_a_record_each(tmp_path: Path) -> None:
