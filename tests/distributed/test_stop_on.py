@@ -22,7 +22,7 @@ def test_a_nan_on_one_rank_stops_the_trainer_on_all(tmp_path: Path) -> None:
     assert (end.status, end.error) == ("problem", None)
 
 
-def test_a_rank_that_does_not_come_is_waited_for_once(tmp_path: Path) -> None:
+def test_a_rank_that_is_late_to_say_whether_to_stop_is_waited_for_once(tmp_path: Path) -> None:
     """Together the ranks hear each other; alone one gets no answer, and asks nobody again."""
     for together, alone, problem in run_ranks(tell, tmp_path):
         assert together == ["00", "01"]

@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hf_support import make, of
 from support import BATCH, FEATURES, ToyNet, hf_arguments, hf_trainer, loader
@@ -87,6 +88,8 @@ class Logits(nn.Module):
         return self.net.fc3(hidden)  # type: ignore[no-any-return]
 
 
+# Users trace all the same.
+@pytest.mark.filterwarnings("ignore:`torch.jit.*is deprecated:DeprecationWarning")
 def test_saving_copying_averaging_and_exporting_are_as_without_a_monitor(tmp_path: Path) -> None:
     """In the middle of sampled steps, between micro-batches, and after the training."""
     found = []
