@@ -21,6 +21,7 @@ class Host:
             own, so that the model given does not show it.
         gives_outputs: whether the host calls `note_output()` itself, so that losses are not asked
             for their graph.
+        watched: places of the optimizers whose steps are checked; None for all that are given.
         notes: manifest lines only the host can know.
         state: what `Monitor.state_dict()` returned when the checkpoint was saved that the host
             resumes from; None where it does not resume.
@@ -33,6 +34,7 @@ class Host:
     run_id: str = ""
     compiled: bool = False
     gives_outputs: bool = False
+    watched: tuple[int, ...] | None = None
     notes: tuple[Mechanism, ...] = ()
     state: Any = None
 

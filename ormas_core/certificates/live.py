@@ -128,6 +128,10 @@ class CertificateWatch:
         weights = {id(held.place.parameter): held.place.parameter for held in self.live.values()}
         self._counter.start(weights.values())
 
+    def pause(self) -> None:
+        """Let a step end without a check: its graphs and counts belong to the next one."""
+        self._counter.pause()
+
     def note(self, roots: Sequence[Tensor]) -> None:
         """Read the graph of one micro-batch, before or after its backward pass.
 

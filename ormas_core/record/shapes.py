@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from ormas_core.events import EVENT_TYPES
+from ormas_core.record.codec import is_sparse
 
 _TEXT: Final = r'"[^"\\\x00-\x1f]*+"'
 _DECIMAL: Final = r'"-?[0-9]{1,20}+"'
@@ -58,6 +59,8 @@ def _members(cls: Any) -> dict[str, str] | None:
         return None
     hints, found = typing.get_type_hints(cls), {}
     for field in dataclasses.fields(cls):
+        if is_sparse(field):
+            continue  # a line that has it goes to the codec
         value = _DECIMAL if field.name.endswith("_ns") else _value(hints[field.name])
         if value is None:
             return None
