@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from ormas_core.across import ClipStarvation as ClipStarvation
     from ormas_core.across import ExpertsStarving as ExpertsStarving
     from ormas_core.across import ExpertUsage as ExpertUsage
     from ormas_core.across import GradientSlope as GradientSlope
@@ -50,14 +51,12 @@ if TYPE_CHECKING:
     from ormas_core.events import LossSpike as LossSpike
     from ormas_core.events import Manifest as Manifest
     from ormas_core.events import Measurement as Measurement
-    from ormas_core.events import MonitorError as MonitorError
     from ormas_core.events import NoGradients as NoGradients
     from ormas_core.events import NonfiniteGradient as NonfiniteGradient
     from ormas_core.events import NonfiniteLoss as NonfiniteLoss
     from ormas_core.events import NotLearning as NotLearning
     from ormas_core.events import RunEnd as RunEnd
     from ormas_core.events import RunStart as RunStart
-    from ormas_core.events import SinkError as SinkError
     from ormas_core.events import SkippedStep as SkippedStep
     from ormas_core.facts import TROUBLE as TROUBLE
     from ormas_core.facts import FactsFold as FactsFold
@@ -90,6 +89,9 @@ if TYPE_CHECKING:
     from ormas_core.replay import parse_changes as parse_changes
     from ormas_core.replay import replay_run as replay_run
     from ormas_core.report import summary as summary
+    from ormas_core.run_events import MonitorError as MonitorError
+    from ormas_core.run_events import SinkError as SinkError
+    from ormas_core.run_events import StopRequested as StopRequested
     from ormas_core.sinks import LoggingSink as LoggingSink
     from ormas_core.sinks import MemorySink as MemorySink
     from ormas_core.sinks import Sink as Sink
@@ -111,7 +113,7 @@ if TYPE_CHECKING:
     from ormas_core.version import VERSION as __version__  # noqa: N811 - the conventional name
 
 _HOMES: Final = {
-    "across": ("ExpertUsage", "ExpertsStarving", "GradientSlope"),
+    "across": ("ClipStarvation", "ExpertUsage", "ExpertsStarving", "GradientSlope"),
     "alarms": ("AlarmEngine", "Rule"),
     "certificate_events": (
         "Certificate",
@@ -150,14 +152,12 @@ _HOMES: Final = {
         "LossSpike",
         "Manifest",
         "Measurement",
-        "MonitorError",
         "NoGradients",
         "NonfiniteGradient",
         "NonfiniteLoss",
         "NotLearning",
         "RunEnd",
         "RunStart",
-        "SinkError",
         "SkippedStep",
     ),
     "facts": ("TROUBLE", "FactsFold", "RunFacts", "Trouble", "run_facts"),
@@ -183,6 +183,7 @@ _HOMES: Final = {
     "record_events": ("CheckpointSaved", "RecordGap", "RunResumed"),
     "replay": ("Replay", "parse_changes", "replay_run"),
     "report": ("summary",),
+    "run_events": ("MonitorError", "SinkError", "StopRequested"),
     "sinks": ("LoggingSink", "MemorySink", "Sink"),
     "terms": (
         "ChannelLevel",

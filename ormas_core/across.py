@@ -45,6 +45,29 @@ class GradientSlope(BaseEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClipStarvation(BaseEvent):
+    """One layer's gradient takes all that clipping leaves; the other layers get next to nothing.
+
+    One per episode, and again when another layer takes it.
+
+    Attributes:
+        layer: the layer with the largest norm.
+        value: its norm before clipping.
+        factor: by what the clipping multiplies every gradient of the step.
+        clip_norm: total norm to which is clipped.
+        rest: norm of all other layers together after clipping.
+    """
+
+    kind: ClassVar[str] = "clip_starvation"
+    severity: ClassVar[Severity] = Severity.WARNING
+    layer: str
+    value: float
+    factor: float
+    clip_norm: float
+    rest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertUsage(BaseEvent):
     """The usage of one container's experts has changed its level, and none starves anew.
 

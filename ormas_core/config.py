@@ -2,11 +2,12 @@
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from ormas_core.errors import ConfigError, UnknownOptionError
+from ormas_core.terms import STOP_REASONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,10 @@ class MonitorConfig:
         seed: seed of the numbers that repairs draw.
         slope_min_layers: layers of one kind that a steady slope of gradients must run through.
         slope_min_decades: factors of ten from one end of such a slope to the other.
+        clip_factor_min: clip factor from which downward, where one layer alone is the cause, the
+            others are said to starve; 0 never says so.
+        stop_on: what ends the training by the framework's own means: kinds of event such as
+            "nonfinite_loss", and alarms of one diagnosis such as "alarm:exploding".
         lock_stale: seconds without a sign of life after which the run folder of a process on
             another machine may be taken over.
     """
@@ -61,6 +66,8 @@ class MonitorConfig:
     seed: int = 0
     slope_min_layers: int = 8
     slope_min_decades: float = 8.0
+    clip_factor_min: float = 0.01
+    stop_on: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", _patterns(self.layers))
@@ -71,6 +78,7 @@ class MonitorConfig:
         if self.lr_max is not None:
             object.__setattr__(self, "lr_max", _require_number("lr_max", self.lr_max, 0.0))
         object.__setattr__(self, "certify_optimizers", _names(self.certify_optimizers))
+        object.__setattr__(self, "stop_on", _reasons(self.stop_on))
 
     def replace(self, changes: Mapping[str, Any]) -> "MonitorConfig":
         """Return a copy with `changes` applied.
@@ -105,6 +113,7 @@ _NUMBERS: Final[Mapping[str, float]] = {
     "alarm_decades_at_once": 0.0,
     "loss_spike_ratio": 1.0,
     "slope_min_decades": 1.0,
+    "clip_factor_min": 0.0,
     "lock_stale": 1.0,
 }
 
@@ -134,6 +143,19 @@ def _names(value: object) -> tuple[str, ...]:
             f"certify_optimizers must be class names, such as ['Lion']; got {value!r}",
         )
     return names
+
+
+def _reasons(value: object) -> tuple[str, ...]:
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        value = (value,)
+    names = tuple(value)
+    for name in names:
+        if name not in STOP_REASONS:
+            raise ConfigError(
+                "stop_on",
+                f"stop_on can name {', '.join(STOP_REASONS)}; got {name!r}",
+            )
+    return tuple(dict.fromkeys(str(name) for name in names))
 
 
 def _patterns(layers: object) -> tuple[str, ...] | None:

@@ -11,10 +11,11 @@ Where each is said, in a training loop::
                                              #   NoGradients, LossReduced, NonfiniteLoss,
                                              #   NonfiniteGradient, SkippedStep, NotLearning,
                                              #   Alarm, AlarmCleared, GradientSlope,
-                                             #   ExpertsStarving, ExpertUsage, LossSpike,
-                                             #   LossRecovered, Certificate,
+                                             #   ClipStarvation, ExpertsStarving, ExpertUsage,
+                                             #   LossSpike, LossRecovered, Certificate,
                                              #   CertificateRefused, CertificateRevoked,
-                                             #   Channels, ChannelsCleared, Repair;
+                                             #   Channels, ChannelsCleared, Repair,
+                                             #   StopRequested;
                                              #   now and then an Anchor; at any time a
                                              #   SinkError, a MonitorError or a RecordGap
         optimizer.step()
@@ -28,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Final, get_args
 
-from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
+from ormas_core.across import ClipStarvation, ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
     Certificate,
     CertificateRefused,
@@ -40,6 +41,7 @@ from ormas_core.certificate_events import (
 from ormas_core.config import MonitorConfig
 from ormas_core.event_base import BaseEvent
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
+from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
     ChannelSummary,
     Diagnosis,
@@ -107,6 +109,7 @@ class Measurement(BaseEvent):
         skipped_in_a_row: updates known to have been skipped by the scaler right before this one.
         loss: mean loss of the step, or None when none was given.
         loss_elements: elements of the loss tensor as given; more than 1 is an unreduced loss.
+        loss_replaced: whether the loss is not finite and the host logs another value in its place.
         layers: watched layers that have trainable parameters, in backward order: the layer whose
             forward call finished last comes first.
         norms: Euclidean norm of each layer's gradients; None where no parameter has a `.grad`.
@@ -119,6 +122,10 @@ class Measurement(BaseEvent):
             those were not seen; empty where there were none.
         experts: how rows were spread over sibling modules of which each gets a part.
         channels: channel maxima of the layers whose outputs were seen.
+        clip_norm: total norm to which the host clips after this check; None where it does not, or
+            where that is not known.
+        clip_factor: by what the clipping multiplies the gradients, 1 for nothing; None where the
+            total norm is not known, such as where only some of the layers are watched.
         cost_ns: time the training thread spent on reading this check.
     """
 
@@ -129,6 +136,7 @@ class Measurement(BaseEvent):
     skipped_in_a_row: int = 0
     loss: float | None = None
     loss_elements: int = 1
+    loss_replaced: bool = False
     layers: tuple[str, ...] = ()
     norms: tuple[float | None, ...] = ()
     nonfinite: tuple[NonfiniteCount, ...] = ()
@@ -137,6 +145,8 @@ class Measurement(BaseEvent):
     gradient_type: str = ""
     experts: tuple[ExpertRows, ...] = ()
     channels: tuple[ChannelSummary, ...] = ()
+    clip_norm: float | None = None
+    clip_factor: float | None = None
     cost_ns: int = 0
 
     @property
@@ -203,11 +213,16 @@ class LossRecovered(BaseEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NonfiniteLoss(BaseEvent):
-    """The loss is NaN or infinite. One per episode."""
+    """The loss is NaN or infinite. One per episode.
+
+    Attributes:
+        replaced: whether the host logs a substitute, such as a running average, in its place.
+    """
 
     kind: ClassVar[str] = "nonfinite_loss"
     severity: ClassVar[Severity] = Severity.CRITICAL
     value: float
+    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,25 +305,6 @@ class LossReduced(BaseEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkError(BaseEvent):
-    """A sink failed and was dropped; training and the other sinks go on."""
-
-    kind: ClassVar[str] = "sink_error"
-    severity: ClassVar[Severity] = Severity.WARNING
-    sink: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitorError(BaseEvent):
-    """The monitor itself failed and stopped watching; training goes on."""
-
-    kind: ClassVar[str] = "monitor_error"
-    severity: ClassVar[Severity] = Severity.WARNING
-    error: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Anchor(BaseEvent):
     """Pins both files at a moment, and goes to the sinks, so that a copy exists elsewhere.
 
@@ -358,6 +354,7 @@ Event = (
     | Alarm
     | AlarmCleared
     | GradientSlope
+    | ClipStarvation
     | ExpertsStarving
     | ExpertUsage
     | LossSpike
@@ -374,6 +371,7 @@ Event = (
     | Channels
     | ChannelsCleared
     | Repair
+    | StopRequested
     | SinkError
     | MonitorError
     | RecordGap

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ormas_core.across import ExpertsStarving, GradientSlope
+from ormas_core.across import ClipStarvation, ExpertsStarving, GradientSlope
 from ormas_core.certificate_events import Channels, ChannelsCleared, Repair
 from ormas_core.events import (
     Alarm,
@@ -22,15 +22,16 @@ from ormas_core.events import (
     NotLearning,
     RunEnd,
     RunStart,
-    SinkError,
 )
 from ormas_core.record import decode, encode
 from ormas_core.record_events import RunResumed
+from ormas_core.run_events import SinkError, StopRequested
 from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Severity, Status
 
 TROUBLE: Final = (
     Alarm,
     GradientSlope,
+    ClipStarvation,
     ExpertsStarving,
     LossSpike,
     NonfiniteLoss,
@@ -45,6 +46,7 @@ GAPS: Final = (MechanismState.OFF, MechanismState.PARTIAL, MechanismState.UNOBSE
 Trouble = (
     Alarm
     | GradientSlope
+    | ClipStarvation
     | ExpertsStarving
     | LossSpike
     | NonfiniteLoss
@@ -86,6 +88,7 @@ class RunFacts:
         counts: events by kind, over all segments.
         head: the head of the last anchor, or None.
         error: type name of the exception that ended the last segment.
+        stopped: what ended the last segment early, if `stop_on` did.
     """
 
     status: Status
@@ -103,6 +106,7 @@ class RunFacts:
     counts: Mapping[str, int]
     head: str | None
     error: str | None
+    stopped: StopRequested | None
 
 
 def run_facts(events: Iterable[Event]) -> RunFacts:
@@ -134,6 +138,7 @@ class FactsFold:
     head: str | None = None
     attempts: int = 0
     end: RunEnd | None = None
+    stopped: StopRequested | None = None
     _earlier: list[Status] = field(default_factory=list)
     _open_before: "_Open | None" = None
 
@@ -169,6 +174,8 @@ class FactsFold:
                 self.checks += 1
                 self.steps, self.attempts = event.step, event.attempt + 1
                 self.blind_checks += not event.has_gradient
+            case StopRequested():
+                self.stopped = event
             case Anchor():
                 self.head = event.head
             case RunEnd():
@@ -205,6 +212,7 @@ class FactsFold:
             counts=dict(self.counts),
             head=self.head,
             error=self.end.error if self.end else None,
+            stopped=self.stopped,
         )
 
     def verdict(self, *, error: str | None) -> Status:
@@ -282,7 +290,7 @@ class FactsFold:
             if self.end is None or self.end.counts.get("attempts") != 0:
                 self._earlier.append(status)
         self._open_before = _Open(self.open_layers, self.spikes)
-        self.start, self.end = event, None
+        self.start, self.end, self.stopped = event, None, None
         self.segments += 1
         self.steps = self.attempts = self.checks = self.blind_checks = 0
         self.open_layers, self.spikes, self.mechanisms = {}, {}, ()

@@ -22,6 +22,9 @@ class Host:
         gives_outputs: whether the host calls `note_output()` itself, so that losses are not asked
             for their graph.
         watched: places of the optimizers whose steps are checked; None for all that are given.
+        clip_norm: total norm of all gradients to which the host clips after the check; None where
+            it does not, or clips otherwise.
+        replaces_loss: whether the host logs another value in place of a loss that is not finite.
         notes: manifest lines only the host can know.
         state: what `Monitor.state_dict()` returned when the checkpoint was saved that the host
             resumes from; None where it does not resume.
@@ -35,6 +38,8 @@ class Host:
     compiled: bool = False
     gives_outputs: bool = False
     watched: tuple[int, ...] | None = None
+    clip_norm: float | None = None
+    replaces_loss: bool = False
     notes: tuple[Mechanism, ...] = ()
     state: Any = None
 

@@ -3,7 +3,7 @@
 import platform
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ormas_core import ranks
 from ormas_core.config import MonitorConfig
@@ -64,6 +64,13 @@ def run_start(
     )
 
 
+class Observing(Protocol):
+    """A part of the monitor that knows whether it is at work."""
+
+    def mechanisms(self) -> Iterable[Mechanism]:
+        """Return its lines of the manifest."""
+
+
 class Sightings:
     """What the checks have shown, and what they have not.
 
@@ -121,19 +128,18 @@ class Sightings:
         self._loss = self._loss or measurement.loss is not None
         self._clipped = self._clipped or measurement.stage is Stage.CLIPPED
 
-    def news(
-        self, step: int, others: Iterable[Mechanism] = (), *, ended: bool = False
-    ) -> Iterator[Manifest]:
+    def news(self, step: int, *others: Observing, ended: bool = False) -> Iterator[Manifest]:
         """Yield a manifest if the warm-up is over, or the run, and it differs from the last one.
 
         Args:
             step: optimizer updates completed.
-            others: lines of mechanisms that are observed elsewhere.
+            others: parts of the monitor with mechanisms of their own.
             ended: no further check will come.
         """
         if not ended and self.checks < self._warmup:
             return
-        lines = (*self._lines(ended=ended), *others)
+        own = self._lines(ended=ended)
+        lines = (*own, *(line for part in others for line in part.mechanisms()))
         if lines != self._said:
             self._said = lines
             yield Manifest(step=step, mechanisms=lines)

@@ -2,7 +2,7 @@
 
 from typing import Final, assert_never
 
-from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
+from ormas_core.across import ClipStarvation, ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
     Certificate,
     CertificateRefused,
@@ -22,17 +22,16 @@ from ormas_core.events import (
     LossSpike,
     Manifest,
     Measurement,
-    MonitorError,
     NoGradients,
     NonfiniteGradient,
     NonfiniteLoss,
     NotLearning,
     RunEnd,
     RunStart,
-    SinkError,
     SkippedStep,
 )
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
+from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import Diagnosis, ExpertShare, MechanismState, Signal, Trend
 
 _MOST_UNITS: Final = 8
@@ -74,7 +73,7 @@ def _sentence(event: Event) -> str:
         case NonfiniteGradient():
             return _describe_nonfinite(event)
         case NonfiniteLoss():
-            return f"The loss is {event.value}. The weights may be lost: stop before saving them."
+            return _describe_nonfinite_loss(event)
         case LossSpike():
             return (
                 f"The loss is {event.value:.4g}; normal is {event.normal:.4g} "
@@ -90,12 +89,17 @@ def _sentence(event: Event) -> str:
             return _describe_channels(event)
         case SkippedStep() | NotLearning() | NoGradients() | LossReduced():
             return _describe_progress(event)
-        case SinkError():
-            return f"The sink {event.sink} failed and was dropped; training goes on: {event.error}"
+        case ClipStarvation():
+            return (
+                f"{event.layer} takes all that clipping leaves: its gradient norm is "
+                f"{event.value:.3g}, so every gradient of this step is multiplied by "
+                f"{event.factor:.2g}, and all other layers together keep {event.rest:.2g} of the "
+                f"{event.clip_norm:g} that is clipped to."
+            )
+        case StopRequested() | SinkError() | MonitorError():
+            return _describe_run(event)
         case RunResumed() | RecordGap() | CheckpointSaved():
             return _describe_record(event)
-        case MonitorError():
-            return f"The monitor failed and stopped watching; training goes on: {event.error}"
         case _:
             assert_never(event)
 
@@ -197,6 +201,28 @@ def _describe_resumed(event: RunResumed) -> str:
         text += "; what came before has no end"
     torn = int(event.torn_record_bytes) + int(event.torn_metrics_bytes)
     return text + (f"; {torn} bytes of a torn last line were cut off." if torn else ".")
+
+
+def _describe_run(event: StopRequested | SinkError | MonitorError) -> str:
+    match event:
+        case StopRequested():
+            where = f" on rank {', '.join(map(str, event.ranks))}" if any(event.ranks) else ""
+            return f"The training is to stop (stop_on): {', '.join(event.reasons)}{where}."
+        case SinkError():
+            return f"The sink {event.sink} failed and was dropped; training goes on: {event.error}"
+        case MonitorError():
+            return f"The monitor failed and stopped watching; training goes on: {event.error}"
+        case _:
+            assert_never(event)
+
+
+def _describe_nonfinite_loss(event: NonfiniteLoss) -> str:
+    text = f"The loss is {event.value}. The weights may be lost: stop before saving them."
+    if event.replaced:
+        text += (
+            " The loss that the framework logs here is a substitute: an average of earlier ones."
+        )
+    return text
 
 
 def _describe_nonfinite(event: NonfiniteGradient) -> str:

@@ -12,7 +12,7 @@ from torch import nn
 from ormas_core import ranks
 from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
-from ormas_core.events import Manifest, MonitorError
+from ormas_core.events import Manifest
 from ormas_core.facts import RunFacts
 from ormas_core.hooks import Collector, Lane, Lanes, Reduction, optimizers_of, select
 from ormas_core.host import PLAIN_LOOP, Host
@@ -21,9 +21,11 @@ from ormas_core.manifest import Sightings, first_lines, run_start
 from ormas_core.options import DEFAULTS, SHORTCUTS, MonitorOptions, check_options, make_config
 from ormas_core.proofs import Proofs, hooks_off
 from ormas_core.resume import Memory, open_journal
+from ormas_core.run_events import MonitorError
 from ormas_core.sampling import Sampler
 from ormas_core.sinks import Sink
-from ormas_core.terms import Mechanism, Stage
+from ormas_core.stopping import Stopping
+from ormas_core.terms import Stage
 
 _LOG: Final = logging.getLogger("ormas")
 _ERROR_LIMIT: Final = 500
@@ -39,14 +41,11 @@ class Monitor:
         model: the model, wrapped or not.
         optimizer: the torch optimizer, several of them, or None.
         out: run folder for the record.
-        layers: fnmatch pattern of layer names, or a list; None watches every layer that owns
-            parameters.
+        layers: fnmatch pattern of layer names, or a list; None watches all that own parameters.
         check_every: steps of an optimizer between two of its checks.
-        patience: see `MonitorConfig.patience`.
-        sigma: see `MonitorConfig.sigma`.
-        warmup: see `MonitorConfig.warmup`.
+        patience, sigma, warmup, stop_on: see `MonitorConfig`.
         repair: False only watches; True re-initialises certified, flat and decayed channels, "all"
-            silent ones too (one process only). Every change is an event, without a bound.
+            silent ones too (one process only).
         scaler: the `GradScaler` in use, if any.
         sinks: further destinations of events; called on rank 0 only.
         name: a name for the run.
@@ -54,14 +53,11 @@ class Monitor:
         overwrite: delete the record of an earlier run in `out`.
         verbose: log warnings and the verdict.
         resume: continue the record in `out`, if there is one; see `load_state_dict`.
-        host: what drives the loop; adapters pass it.
-        clock: current unix time in nanoseconds; tests pass it.
+        host, clock: what drives the loop, unix time in nanoseconds; adapters and tests pass them.
 
     Raises:
-        ConfigError: an option cannot be used.
-        LayerPatternError: `layers` matches nothing.
-        RecordExistsError: `out` holds a record (on rank 0).
-        RecordLockedError: another process is writing one there (on rank 0).
+        ConfigError, LayerPatternError: an option cannot be used, or `layers` matches nothing.
+        RecordExistsError, RecordLockedError: `out` holds a record, or has a writer (on rank 0).
     """
 
     def __init__(
@@ -83,10 +79,11 @@ class Monitor:
         verbose: bool = True,
         *,
         resume: bool = False,
+        stop_on: str | Iterable[str] = DEFAULTS.stop_on,
         host: Host = PLAIN_LOOP,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        shortcuts = (layers, check_every, patience, sigma, warmup)
+        shortcuts = (layers, check_every, patience, sigma, warmup, stop_on)
         self.config = make_config(config, dict(zip(SHORTCUTS, shortcuts, strict=True)))
         others = MonitorOptions(out=out, repair=repair, scaler=scaler, sinks=sinks, name=name)
         flags = MonitorOptions(overwrite=overwrite, resume=resume, verbose=verbose)
@@ -97,8 +94,10 @@ class Monitor:
         self._skipped, self._closed = 0, False
         # An exception already being handled when the run began is not the one that ends it.
         self._handled = sys.exc_info()[1]
-        collector, self._alarms = Collector(selection, scaler), AlarmEngine(self.config)
+        collector = Collector(selection, scaler, host)
+        self._alarms, self._stopping = AlarmEngine(self.config), Stopping(self.config.stop_on)
         self._proofs = Proofs(selection, optimizers, self.config, repair)
+        self._others = self._proofs, self._stopping, self._lanes
         self._sampler: Sampler | None = Sampler(collector, self._proofs, self._lanes)
         self._journal, host = open_journal(self.config, host, others, clock)
         self._host, self._emit, self._facts = host, self._journal.say, self._journal.facts
@@ -121,6 +120,11 @@ class Monitor:
     def facts(self) -> RunFacts:
         """What is known of the run so far."""
         return self._facts.facts(finished=False)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether `stop_on` asks the loop to stop, on all ranks alike; `facts.stopped` says why."""
+        return self._facts.stopped is not None
 
     @property
     def sampling(self) -> bool:
@@ -189,8 +193,6 @@ class Monitor:
             self._safely(lambda: self._check(loss, lane))
         else:  # what was observed was for the step of another optimizer
             self._in_step(lambda sampler: sampler.skip())
-        if self._sampler is not None:
-            self._sampler.active = False
         self._lanes.stepped(lane)
         if not self._host.prepares:
             self.prepare()
@@ -268,17 +270,13 @@ class Monitor:
         measurement = reading.measurement
         self._emit(measurement)
         self._sightings.note(reading)
-        for event in (
-            *self._alarms.update(measurement),
-            *self._proofs.check(reading, whole=self._lanes.completes(lane)),
-        ):
+        proofs = self._proofs.check(reading, whole=self._lanes.completes(lane))
+        events = (*self._alarms.update(measurement), *proofs)
+        for event in (*events, *self._stopping.check(measurement.step, events)):
             self._emit(event)
-        for manifest in self._sightings.news(measurement.step, self._mechanisms()):
+        for manifest in self._sightings.news(measurement.step, *self._others):
             self._emit(manifest)
         self._journal.anchor_if_due(measurement.step)
-
-    def _mechanisms(self) -> tuple[Mechanism, ...]:
-        return (*self._proofs.mechanisms(), *self._lanes.mechanisms())
 
     def _release(self) -> None:
         """Let go of the model."""
@@ -295,6 +293,6 @@ class Monitor:
             self._safely(self._sampler.settle)
         self._release()
         steps = self._lanes.attempt - self._skipped
-        for manifest in self._sightings.news(steps, self._mechanisms(), ended=True):
+        for manifest in self._sightings.news(steps, *self._others, ended=True):
             self._emit(manifest)
         self._journal.end(steps, self._lanes.attempt, error, models)

@@ -21,6 +21,7 @@ class MonitorOptions(TypedDict, total=False):
     patience: int
     sigma: float
     warmup: int
+    stop_on: str | Iterable[str]
     repair: bool | Literal["all"]
     scaler: Any
     sinks: Iterable[Sink]
@@ -31,7 +32,7 @@ class MonitorOptions(TypedDict, total=False):
     resume: bool
 
 
-SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup")
+SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup", "stop_on")
 """Config fields that are keywords of `Monitor` too."""
 
 

@@ -78,12 +78,35 @@ class Agreement:
         if self.problem:
             return False
         try:
-            return self._ask(digest) and (not binding or self._ask(digest))
+            return self._same(digest) and (not binding or self._same(digest))
         except (RuntimeError, ValueError) as error:
             self.problem = f"{type(error).__name__}: {error}"[:_ERROR_LIMIT]
             return False
 
-    def _ask(self, digest: bytes) -> bool:
+    def gather(self, flags: bytes) -> list[bytes] | None:
+        """Return what each rank brought, or None where they cannot be asked. It blocks.
+
+        Every rank must call it. Where any flag is set they are asked a second time, so that no rank
+        acts on it that another has stopped waiting for.
+
+        Args:
+            flags: bytes of one length on all ranks, zero for nothing to act on.
+        """
+        if world_size() == 1:
+            return [flags]
+        if self.problem:
+            return None
+        try:
+            every = self._ask(flags)
+            return self._ask(flags) if any(map(any, every)) else every
+        except (RuntimeError, ValueError) as error:
+            self.problem = f"{type(error).__name__}: {error}"[:_ERROR_LIMIT]
+            return None
+
+    def _same(self, digest: bytes) -> bool:
+        return all(other == digest for other in self._ask(digest))
+
+    def _ask(self, digest: bytes) -> list[bytes]:
         if self._group is None:
             if not _initialized():
                 raise ValueError("there is no process group over which to ask")
@@ -94,7 +117,7 @@ class Agreement:
         own = torch.tensor(list(digest), dtype=torch.uint8, device="cpu")
         every = [torch.empty_like(own) for _ in range(dist.get_world_size())]
         dist.all_gather(every, own, group=self._group)
-        return all(torch.equal(other, own) for other in every)
+        return [bytes(other.tolist()) for other in every]
 
 
 def _initialized() -> bool:

@@ -33,6 +33,7 @@ RULE_EVENTS: Final = frozenset(
         "alarm",
         "alarm_cleared",
         "gradient_slope",
+        "clip_starvation",
         "experts_starving",
         "expert_usage",
         "loss_spike",

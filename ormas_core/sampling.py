@@ -62,11 +62,12 @@ class Sampler:
         self.capture(stage, lane)
         assert self._reading is not None  # noqa: S101 - captured one line above
         reading, self._reading = self._reading, None
+        self.active = False
         return reading
 
     def skip(self) -> None:
         """Forget what was observed for the step of an optimizer that did not come."""
-        self._collector.disarm()
+        self.disarm()
         self._proofs.pause()
         self._reading = None
 

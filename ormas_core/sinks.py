@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final, Protocol, runtime_checkable
 
-from ormas_core.events import Event, RunEnd, SinkError
+from ormas_core.events import Event, RunEnd
 from ormas_core.messages import describe
+from ormas_core.run_events import SinkError
 from ormas_core.terms import Severity, Status
 
 _LEVELS: Final = {

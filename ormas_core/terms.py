@@ -26,6 +26,22 @@ class Diagnosis(StrEnum):
     EXPLODING = "exploding"
 
 
+STOP_REASONS: Final = (
+    "alarm",
+    *(f"alarm:{diagnosis}" for diagnosis in Diagnosis),
+    "certificate",
+    "clip_starvation",
+    "experts_starving",
+    "gradient_slope",
+    "loss_spike",
+    "no_gradients",
+    "nonfinite_gradient",
+    "nonfinite_loss",
+    "not_learning",
+)
+"""What `MonitorConfig.stop_on` may name: kinds of event, and alarms of one diagnosis."""
+
+
 class Trend(StrEnum):
     """Where gradients go from layer to layer within one backward pass, top to bottom."""
 

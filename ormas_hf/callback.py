@@ -109,6 +109,8 @@ class HFMonitorCallback(TrainerCallback):
                 compiled=compiled,
                 # The Trainer may compute another loss from the outputs than the model returns.
                 gives_outputs=True,
+                clip_norm=float(args.max_grad_norm) if clips else None,
+                replaces_loss=bool(getattr(args, "logging_nan_inf_filter", False)),
                 state=_saved_state(state, self._key),
             ),
             **options,
@@ -146,11 +148,13 @@ class HFMonitorCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Leave what a resumed training needs in the state that the Trainer saves."""
+        """Leave what a resumed training needs in what the Trainer saves; stop on `stop_on`."""
         # Whether a checkpoint follows is not always known yet.
         kept: Any = state.stateful_callbacks
         if self.monitor is not None and isinstance(kept, dict):
             kept[self._key] = {"args": {}, "attributes": self.monitor.state_dict()}
+        if self.monitor is not None and self.monitor.should_stop:
+            control.should_training_stop = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

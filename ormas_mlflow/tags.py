@@ -12,6 +12,7 @@ from ormas_core import (
     Alarm,
     AlarmCleared,
     Anchor,
+    ClipStarvation,
     Diagnosis,
     Event,
     ExpertsStarving,
@@ -117,6 +118,9 @@ class RunTags:
                 return self._end(alarm_key(event.layer), cleared, f"cleared at step {event.step}")
             case LossSpike() | LossRecovered() | NonfiniteLoss():
                 return self._loss(event)
+            case ClipStarvation():
+                episode = self._episode(_clipped(event), event.step)
+                return self._note(alarm_key(event.layer), episode)
             case ExpertsStarving():
                 episode = self._episode(_starving(event), event.step)
                 return self._note(alarm_key(event.container), episode)
@@ -240,6 +244,11 @@ def _starving(event: ExpertsStarving) -> tuple[str, str]:
     names = ", ".join(share.expert for share in event.starving)
     text = f"{len(event.starving)} of {event.experts} experts without tokens, {names}"
     return _named(event.container, "starving"), text
+
+
+def _clipped(event: ClipStarvation) -> tuple[str, str]:
+    text = f"norm {event.value:.3g}, all gradients x{event.factor:.2g}"
+    return _named(event.layer, "takes the clipped norm"), text
 
 
 def _slope(event: GradientSlope) -> tuple[str, str]:

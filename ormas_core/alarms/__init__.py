@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ormas_core.alarms.baseline import Baseline
+from ormas_core.alarms.clipping import ClippingRule
 from ormas_core.alarms.coverage import CoverageRule
 from ormas_core.alarms.experts import ExpertRule
 from ormas_core.alarms.gradient import GradientRule
@@ -20,6 +21,7 @@ RULES: Final[Mapping[str, Callable[[MonitorConfig], Rule]]] = {
     "nonfinite": NonfiniteRule,
     "gradient": GradientRule,
     "slope": SlopeRule,
+    "clipping": ClippingRule,
     "experts": ExpertRule,
     "loss": LossRule,
 }

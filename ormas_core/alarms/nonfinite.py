@@ -44,7 +44,11 @@ class NonfiniteRule:
             return
         bad = not math.isfinite(measurement.loss)
         if bad and not self._loss_open:
-            yield NonfiniteLoss(step=measurement.step, value=measurement.loss)
+            yield NonfiniteLoss(
+                step=measurement.step,
+                value=measurement.loss,
+                replaced=measurement.loss_replaced,
+            )
         self._loss_open = bad
 
     def _gradients(self, measurement: Measurement) -> Iterator[Event]:

@@ -62,7 +62,6 @@ class _Seen:
     """What was said, so that it is said once."""
 
     refused: set[tuple[str, int, str]] = field(default_factory=set)
-    problems: set[str] = field(default_factory=set)
 
 
 class CertificateWatch:
@@ -129,7 +128,7 @@ class CertificateWatch:
         self._counter.start(weights.values())
 
     def pause(self) -> None:
-        """Let a step end without a check: its graphs and counts belong to the next one."""
+        """Let a step end unchecked: its graphs and counts belong to the next check."""
         self._counter.pause()
 
     def note(self, roots: Sequence[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -18,10 +18,13 @@ from ormas_core.hooks.lanes import Lane
 from ormas_core.hooks.losses import LossNotes
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
+from ormas_core.host import PLAIN_LOOP, Host
 from ormas_core.terms import ChannelSummary, NonfiniteCount, OutputGradient, Stage
 
 _Values = list[tuple[str, Tensor]]
 _ERROR_LIMIT: Final = 200
+_CLIP_EPSILON: Final = 1e-6
+"""What torch adds to the total norm before it divides by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +67,16 @@ class Collector:
     Args:
         selection: the layers.
         scaler: a `GradScaler`, or None.
+        host: what it does with gradients and losses after the check.
     """
 
-    def __init__(self, selection: Selection, scaler: Any) -> None:
+    def __init__(self, selection: Selection, scaler: Any, host: Host = PLAIN_LOOP) -> None:
         self._selection = selection
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._ledger = ScaleLedger()
+        self._host = host
+        # The total norm is that of all parameters that the optimizer moves.
+        self._whole = len(selection.layers) == len(selection.owners) and not selection.sharded
         self._sharded = frozenset(selection.sharded)
         # A process-wide hook is a reason for compiled code to be compiled again: stay away from it.
         self.watch = ForwardWatch(
@@ -192,6 +199,7 @@ class Collector:
             skipped_in_a_row=self._ledger.in_a_row,
             loss=loss,
             loss_elements=self.losses.elements,
+            loss_replaced=self._host.replaces_loss and loss is not None and not math.isfinite(loss),
             layers=tuple(order),
             norms=tuple(norms[name] for name in order),
             nonfinite=tuple(bad[name] for name in order if name in bad),
@@ -202,6 +210,8 @@ class Collector:
             ),
             experts=self.watch.rows.take(),
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
+            clip_norm=self._host.clip_norm,
+            clip_factor=self._clip_factor(gradients, norms.values()),
         )
         called = frozenset(self.watch.called)
         return Reading(
@@ -262,6 +272,16 @@ class Collector:
             layer: NonfiniteCount(layer=layer, nan=nan, inf=inf)
             for layer, (nan, inf) in counts.items()
         }
+
+    def _clip_factor(self, gradients: _Gradients, norms: Iterable[float | None]) -> float | None:
+        """Return what the host's clipping will multiply by, as `clip_grad_norm_` works it out."""
+        clip_norm = self._host.clip_norm
+        if clip_norm is None or gradients.stage is Stage.CLIPPED:
+            return None
+        if not self._whole or gradients.unreadable:
+            return None
+        total = math.hypot(*(norm for norm in norms if norm is not None))
+        return min(1.0, clip_norm / (total + _CLIP_EPSILON)) if math.isfinite(total) else None
 
     def _backward_order(self, layers: Sequence[str]) -> list[str]:
         """Sort by the last completed call, latest first.

@@ -15,7 +15,6 @@ from ormas_core.events import (
     Measurement,
     RunEnd,
     RunStart,
-    SinkError,
 )
 from ormas_core.record.files import open_inside
 from ormas_core.record.models import MAX_FILES
@@ -23,6 +22,7 @@ from ormas_core.record.reader import METRICS_FILE, RECORD_FILE
 from ormas_core.record.scan import Pause, Scan, scan_lines
 from ormas_core.record.statement import MAX_MODELS, SealedModel, model_of
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
+from ormas_core.run_events import SinkError
 from ormas_core.version import RECORD_SCHEMA
 
 LOCK_FILE: Final = "record.lock"

@@ -29,6 +29,8 @@ def _lines(facts: RunFacts) -> Iterator[str]:
             f"{start.framework}, {start.world_size} process(es)."
         )
     error = f" It ended with {facts.error}." if facts.error else ""
+    if facts.stopped is not None:
+        error += f" Step {facts.stopped.step}: {describe(facts.stopped)}"
     yield (
         f"{facts.steps} optimizer steps, {facts.checks} checks, {facts.segments} segment(s).{error}"
     )

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from ormas_core.config import MonitorConfig
 from ormas_core.errors import ConfigError, UnknownOptionError
+from ormas_core.facts import TROUBLE
+from ormas_core.terms import STOP_REASONS, Diagnosis
 
 LEAST_INTEGERS = {
     "check_every": 1,
@@ -30,6 +32,7 @@ LEAST_NUMBERS = {
     "loss_spike_ratio": 1.0,
     "slope_min_decades": 1.0,
     "lock_stale": 1.0,
+    "clip_factor_min": 0.0,
 }
 
 
@@ -49,6 +52,7 @@ def test_every_field_is_covered_by_these_tests() -> None:
         "layers",
         "lr_max",
         "certify_optimizers",
+        "stop_on",
         *LEAST_INTEGERS,
         *LEAST_NUMBERS,
     }
@@ -75,6 +79,8 @@ def test_the_defaults_are_a_contract() -> None:
         "seed": 0,
         "slope_min_layers": 8,
         "slope_min_decades": 8.0,
+        "clip_factor_min": 0.01,
+        "stop_on": (),
     }
 
 
@@ -206,3 +212,31 @@ def test_optimizers_to_trust_are_class_names(value: Any) -> None:
         "Lion",
         "Sophia",
     )
+
+
+@pytest.mark.parametrize(
+    ("given_", "kept"),
+    [
+        ("nonfinite_loss", ("nonfinite_loss",)),
+        (["alarm:exploding", "loss_spike", "alarm:exploding"], ("alarm:exploding", "loss_spike")),
+        ((), ()),
+    ],
+)
+def test_reasons_to_stop_may_be_one_or_several(given_: Any, kept: tuple[str, ...]) -> None:
+    """Each counts once, in the order given."""
+    assert MonitorConfig(stop_on=given_).stop_on == kept
+
+
+@pytest.mark.parametrize("value", ["nan", ["nonfinite_loss", "alarm:loud"], 3, [None], None, [[]]])
+def test_unknown_reasons_to_stop_are_refused_with_the_known_ones(value: Any) -> None:
+    """A misspelt one would never stop anything."""
+    text = refusal("stop_on", value)
+    assert "nonfinite_loss" in text
+    assert "alarm:exploding" in text
+
+
+def test_reasons_to_stop_are_alarms_of_a_run() -> None:
+    """Everything that counts as an alarm, a check that saw nothing, and a certificate."""
+    kinds = {event.kind for event in TROUBLE}
+    diagnoses = {f"alarm:{diagnosis}" for diagnosis in Diagnosis}
+    assert set(STOP_REASONS) == kinds | diagnoses | {"no_gradients", "certificate"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ormas_core.across import ExpertsStarving, ExpertUsage, GradientSlope
+from ormas_core.across import ClipStarvation, ExpertsStarving, ExpertUsage, GradientSlope
 from ormas_core.certificate_events import (
     Certificate,
     CertificateRefused,
@@ -30,17 +30,16 @@ from ormas_core.events import (
     LossReduced,
     LossSpike,
     Manifest,
-    MonitorError,
     NoGradients,
     NonfiniteGradient,
     NonfiniteLoss,
     NotLearning,
     RunEnd,
-    SinkError,
     SkippedStep,
 )
 from ormas_core.messages import describe
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
+from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
     ChannelLevel,
     Diagnosis,
@@ -245,6 +244,31 @@ MESSAGES: list[tuple[Event, str]] = [
             "moe: 2 of 8 experts get no tokens: 6 (never any), 7 (none since step 40); 1 of 8 are "
             "rare and not dead: 2 (1.23% of the tokens, in 25% of the checks). Seen in samples: "
             "no proof."
+        ),
+    ),
+    (
+        ClipStarvation(
+            step=3, layer="fc2", value=1234.5, factor=0.00081, clip_norm=1.0, rest=0.00042
+        ),
+        (
+            "fc2 takes all that clipping leaves: its gradient norm is 1.23e+03, so every gradient "
+            "of this step is multiplied by 0.00081, and all other layers together keep 0.00042 of "
+            "the 1 that is clipped to."
+        ),
+    ),
+    (
+        StopRequested(step=3, reasons=("nonfinite_loss",), ranks=(0,)),
+        "The training is to stop (stop_on): nonfinite_loss.",
+    ),
+    (
+        StopRequested(step=3, reasons=("alarm", "loss_spike"), ranks=(1, 2)),
+        "The training is to stop (stop_on): alarm, loss_spike on rank 1, 2.",
+    ),
+    (
+        NonfiniteLoss(step=3, value=float("nan"), replaced=True),
+        (
+            "The loss is nan. The weights may be lost: stop before saving them. The loss that the "
+            "framework logs here is a substitute: an average of earlier ones."
         ),
     ),
     (

@@ -7,8 +7,9 @@ from dataclasses import replace
 import event_samples
 import pytest
 
-from ormas_core.events import EVENT_TYPES, Event, LossReduced, SinkError
+from ormas_core.events import EVENT_TYPES, Event, LossReduced
 from ormas_core.messages import describe
+from ormas_core.run_events import SinkError
 from ormas_core.sinks import Fanout, LoggingSink, MemorySink
 from ormas_core.terms import Status
 from ormas_core.testing import FakeClock, run_start

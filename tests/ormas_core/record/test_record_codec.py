@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from ormas_core.config import MonitorConfig
 from ormas_core.errors import RecordFormatError
-from ormas_core.events import EVENT_TYPES, RunStart, SinkError
+from ormas_core.events import EVENT_TYPES, RunStart
 from ormas_core.record import chain, codec, decode, encode
 from ormas_core.record.codec import ADDED
 from ormas_core.record.reader import parse_line
+from ormas_core.run_events import SinkError
 
 KINDS = sorted(EVENT_TYPES)
 FRAME = {"seq", "event", "step", "time_ns", "severity", "prev", "hash"}
