@@ -25,6 +25,7 @@ class Host:
         clip_norm: total norm of all gradients to which the host clips after the check; None where
             it does not, or clips otherwise.
         replaces_loss: whether the host logs another value in place of a loss that is not finite.
+        loss_hint: why there may be no loss, and what to do; empty for what is said of any loop.
         notes: manifest lines only the host can know.
         state: what `Monitor.state_dict()` returned when the checkpoint was saved that the host
             resumes from; None where it does not resume.
@@ -40,6 +41,7 @@ class Host:
     watched: tuple[int, ...] | None = None
     clip_norm: float | None = None
     replaces_loss: bool = False
+    loss_hint: str = ""
     notes: tuple[Mechanism, ...] = ()
     state: Any = None
 

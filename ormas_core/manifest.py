@@ -15,6 +15,7 @@ from ormas_core.version import RECORD_SCHEMA, VERSION
 
 _STAGE: Final = "gradient_stage"
 _EXPERTS: Final = "expert_usage"
+_NO_LOSS: Final = "no loss was given: pass it to step(loss) or note_loss(loss)"
 
 
 def first_lines(
@@ -78,12 +79,15 @@ class Sightings:
         first: the lines known before the first step.
         selection: the watched layers.
         warmup: checks that make a baseline.
+        loss_hint: why there may be no loss, as the host knows it.
 
     Attributes:
         checks: checks noted.
     """
 
-    def __init__(self, first: Sequence[Mechanism], selection: Selection, warmup: int) -> None:
+    def __init__(
+        self, first: Sequence[Mechanism], selection: Selection, warmup: int, loss_hint: str = ""
+    ) -> None:
         self.checks = 0
         self._first = self._said = tuple(first)
         self._warmup = warmup
@@ -100,6 +104,7 @@ class Sightings:
         self._loss = False
         self._clipped = False
         self._loss_problem = ""
+        self._loss_hint = loss_hint or _NO_LOSS
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run must not forget: checks, and in how many a layer was seen."""
@@ -153,9 +158,8 @@ class Sightings:
         if self._loss:
             yield Mechanism(name="loss", state=MechanismState.ACTIVE)
         else:
-            reason = "no loss was given: pass it to step(loss) or note_loss(loss)"
             yield Mechanism(
-                name="loss", state=MechanismState.OFF, reason=self._loss_problem or reason
+                name="loss", state=MechanismState.OFF, reason=self._loss_problem or self._loss_hint
             )
         if ended:
             yield from self._without_baseline()

@@ -106,7 +106,7 @@ class Monitor:
         self._emit(start := run_start(selection, self.config, host, optimizers, name))
         self.run_id = start.run_id
         lines = first_lines(selection, host, optimizers, scaler, ranks.world_size())
-        self._sightings = Sightings(lines, selection, self.config.warmup)
+        self._sightings = Sightings(lines, selection, self.config.warmup, host.loss_hint)
         self._emit(Manifest(step=0, mechanisms=lines))
         lanes = self._lanes if len(optimizers) > 1 else None
         parts = self._alarms, collector.ledger, self._sightings

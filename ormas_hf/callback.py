@@ -3,20 +3,31 @@
 import os
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Final, Literal, Self, Unpack
 
-import torch
-from torch import Tensor, nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ormas_core import (
     DEFAULT_OUT,
     Host,
+    Mechanism,
+    MechanismState,
     Monitor,
     MonitorOptions,
     Stage,
     check_options,
     watch_calls,
+)
+from ormas_hf.reader import LossReader
+from ormas_hf.trials import Runs
+
+_COMPILED: Final = (
+    "the model runs compiled code (torch_compile), so that what it returns is not seen: call "
+    "note_loss(loss) in compute_loss"
+)
+_OUTSIDE: Final = (
+    "the model returned none: the Trainer computes it itself, as with label_smoothing_factor and "
+    "compute_loss_func; call note_loss(loss) where it does"
 )
 
 
@@ -33,7 +44,8 @@ class HFMonitorCallback(TrainerCallback):
 
     or use the callback as a context manager. A second `train()` continues the record as a new
     segment, with new baselines. One that resumes from a checkpoint (`resume_from_checkpoint`) goes
-    on with the steps, baselines and open alarms of the checkpoint.
+    on with the steps, baselines and open alarms of the checkpoint. Each trial of a hyperparameter
+    search has a record of its own, in `trial-0`, `trial-1` and so on in the run folder.
 
     Args:
         **options: options of `ormas_core.Monitor`, checked here and not when training starts.
@@ -45,10 +57,11 @@ class HFMonitorCallback(TrainerCallback):
 
     def __init__(self, **options: Unpack[MonitorOptions]) -> None:
         self._options = check_options(options)
-        self._segments = 0
-        self._key = f"ormas:{os.fspath(options.get('out', DEFAULT_OUT))}"
+        out = options.get("out", DEFAULT_OUT)
+        self._runs = Runs(out)
+        self._key = f"ormas:{os.fspath(out)}"
         self._unwatch: Callable[[], None] | None = None
-        self._reader: _LossReader | None = None
+        self._reader: LossReader | None = None
         self.monitor: Monitor | None = None
         """The monitor of the training that is running, or of the last one."""
 
@@ -93,10 +106,16 @@ class HFMonitorCallback(TrainerCallback):
     ) -> None:
         """Start a run, or a further segment of the last one."""
         self.close()
+        trial = self._runs.begin(state)
+        run = self._runs.current
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
-        clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
-        options = MonitorOptions(**{"scaler": getattr(optimizer, "scaler", None), **self._options})
+        clips = _clip_norm(args) is not None
         compiled = bool(getattr(args, "torch_compile", False))
+        found: dict[str, Any] = {
+            "scaler": getattr(optimizer, "scaler", None),
+            **self._options,
+            "out": run.out,
+        }
         self.monitor = Monitor(
             model,
             optimizer,
@@ -104,19 +123,21 @@ class HFMonitorCallback(TrainerCallback):
                 framework="transformers",
                 stage=Stage.PRE_CLIP if clips else Stage.UNSCALED,
                 prepares=True,
-                segment=self._segments,
-                run_id=self.monitor.run_id if self.monitor is not None else "",
+                segment=run.segments,
+                run_id=run.run_id,
                 compiled=compiled,
                 # The Trainer may compute another loss from the outputs than the model returns.
                 gives_outputs=True,
-                clip_norm=float(args.max_grad_norm) if clips else None,
+                clip_norm=_clip_norm(args),
                 replaces_loss=bool(getattr(args, "logging_nan_inf_filter", False)),
+                loss_hint=_COMPILED if compiled else _OUTSIDE,
+                notes=(*trial, *_data_parallel(args)),
                 state=_saved_state(state, self._key),
             ),
-            **options,
+            **MonitorOptions(**found),
         )
-        self._segments += 1
-        self._reader = _LossReader(
+        run.segments, run.run_id = run.segments + 1, self.monitor.run_id
+        self._reader = LossReader(
             self.monitor,
             None if compiled else model,
             getattr(optimizer, "gradient_state", None),
@@ -141,7 +162,7 @@ class HFMonitorCallback(TrainerCallback):
         """Judge the check; make it now, after clipping, if the end of backward was not seen."""
         self._unhook()
         if self.monitor is not None:
-            clips = bool(args.max_grad_norm and args.max_grad_norm > 0)
+            clips = _clip_norm(args) is not None
             self.monitor.capture(Stage.CLIPPED if clips else Stage.UNSCALED)
             self.monitor.step()
 
@@ -159,8 +180,8 @@ class HFMonitorCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """End the run."""
-        self._end(None, completed=True)
+        """End the run; a trial that is pruned ends with `TrialPruned`."""
+        self._end(self._runs.end(state, control), completed=True)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: a copy in another process or trainer watches nothing yet."""
@@ -178,62 +199,6 @@ class HFMonitorCallback(TrainerCallback):
             self._unwatch = None
 
 
-class _LossReader:
-    """Reads the loss that the model returns, as torch's process-wide forward hook.
-
-    It is registered during sampled steps only, and nothing is put on the model.
-
-    Args:
-        monitor: takes the loss.
-        model: the model, or None where its calls cannot be seen.
-        gradient_state: accelerate's; tells the last micro-batch of an optimizer step.
-        processes: factor by which the Trainer multiplies a loss that is divided by the number of
-            items over all processes.
-        clips: whether the Trainer clips, so that the check is made at the end of backward.
-    """
-
-    def __init__(
-        self,
-        monitor: Monitor,
-        model: nn.Module | None,
-        gradient_state: Any,
-        *,
-        processes: int,
-        clips: bool,
-    ) -> None:
-        self._monitor = monitor
-        self._model = model
-        self._gradient_state = gradient_state
-        self._processes = processes
-        self._clips = clips
-
-    def can_look(self) -> bool:
-        """Whether calls of the model can be seen."""
-        return self._model is not None
-
-    def __call__(
-        self, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any], output: Any
-    ) -> None:
-        # First, so that code being compiled meanwhile sees a hook that does nothing.
-        if torch.compiler.is_compiling() or module is not self._model or not module.training:
-            return
-        self._monitor.note_output(output)
-        loss = _returned_loss(output)
-        if loss is None:
-            return
-        if kwargs.get("num_items_in_batch") is None:
-            self._monitor.note_loss(loss, fallback=True)
-        else:
-            part = loss.detach() * self._processes
-            self._monitor.note_loss(part, reduction="sum", fallback=True)
-        self.follow(loss)
-
-    def follow(self, loss: Any) -> None:
-        """Have the check made at the end of this loss's backward pass, if the Trainer clips."""
-        if self._clips and getattr(self._gradient_state, "sync_gradients", True):
-            self._monitor.capture_after_backward(loss, Stage.PRE_CLIP)
-
-
 def _saved_state(state: TrainerState, key: str) -> Any:
     """Return the state of the checkpoint that the Trainer resumes from; None if it has none."""
     kept = getattr(state, "stateful_callbacks", None)
@@ -241,16 +206,25 @@ def _saved_state(state: TrainerState, key: str) -> Any:
     return saved.get("attributes") if isinstance(saved, Mapping) else None
 
 
-def _returned_loss(output: Any) -> Tensor | None:
-    """Return the loss where the Trainer looks for it, or None."""
-    if isinstance(output, Mapping):
-        loss = output.get("loss")
-    else:
-        loss = output[0] if isinstance(output, tuple | list) and output else None
-        if isinstance(loss, Tensor) and loss.dim() > 0:
-            return None  # logits: the Trainer computes the loss itself
-    return loss if isinstance(loss, Tensor) and loss.is_floating_point() else None
-
-
 def _counts_all_tokens(args: TrainingArguments) -> bool:
     return bool(getattr(args, "average_tokens_across_devices", False))
+
+
+def _clip_norm(args: TrainingArguments) -> float | None:
+    """Return the total norm to which the Trainer clips, or None where it does not."""
+    norm = args.max_grad_norm
+    return float(norm) if norm and norm > 0 else None
+
+
+def _data_parallel(args: TrainingArguments) -> tuple[Mechanism, ...]:
+    devices = getattr(args, "n_gpu", 0)
+    if devices <= 1:
+        return ()
+    return (
+        Mechanism(
+            name="data_parallel",
+            state=MechanismState.PARTIAL,
+            reason=f"DataParallel over {devices} devices: gradients are those of all; the loss is "
+            "the mean over the devices, and calls of the short-lived copies are not seen",
+        ),
+    )

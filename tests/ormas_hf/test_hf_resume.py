@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.state import AcceleratorState, PartialState
 from support import ToyNet, hf_arguments, hf_trainer
 from transformers import TrainerCallback
 
@@ -21,14 +20,6 @@ from ormas_core import (
     verify_record,
 )
 from ormas_hf import HFMonitorCallback
-
-
-@pytest.fixture(autouse=True)
-def _fresh_accelerate_state() -> Any:
-    """Trainers of one process share accelerate's state; each test starts without it."""
-    yield
-    AcceleratorState._reset_state(reset_partial_state=True)
-    PartialState._reset_state()
 
 
 class StopAt(TrainerCallback):
