@@ -90,7 +90,7 @@ class LoggerSink:
         return any(fnmatch.fnmatchcase(layer, pattern) for pattern in self._patterns)
 
     def _values(self, event: Event) -> Mapping[str, float]:
-        lane = f"{event.lane}/" if event.lane else ""
+        lane = f"{event.lane.replace(':', '_')}/" if event.lane else ""  # few trackers take colons
         match event:
             case Measurement():
                 return {f"{lane}{name}": value for name, value in self._measured(event).items()}
