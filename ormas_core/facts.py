@@ -131,7 +131,7 @@ class FactsFold:
     open_layers: dict[str, Alarm] = field(default_factory=dict)
     stuck: dict[str, Channels] = field(default_factory=dict)
     repaired: int = 0
-    spike_open: bool = False
+    spikes: dict[str, LossSpike] = field(default_factory=dict)
     mechanisms: tuple[Mechanism, ...] = ()
     counts: Counter[str] = field(default_factory=Counter)
     severities: Counter[Severity] = field(default_factory=Counter)
@@ -153,9 +153,9 @@ class FactsFold:
             self.severities[event.severity] += 1
         match event:
             case Alarm():
-                self.open_layers[event.layer] = event
+                self.open_layers[_place(event)] = event
             case AlarmCleared():
-                self._clear(self.open_layers.pop(event.layer, None), event.step)
+                self._clear(self.open_layers.pop(_place(event), None), event.step)
             case Channels():
                 self._count(event)
             case ChannelsCleared():
@@ -163,11 +163,9 @@ class FactsFold:
             case Repair():
                 self.repaired += not event.refused
             case LossSpike():
-                self.spike_open = True
+                self.spikes[event.lane] = event
             case LossRecovered():
-                self.spike_open = False
-                spikes = [alarm for alarm in self.alarms if isinstance(alarm, LossSpike)]
-                self._clear(spikes[-1] if spikes else None, event.step)
+                self._clear(self.spikes.pop(event.lane, None), event.step)
             case RunResumed():
                 self._resume(event)
             case Manifest():
@@ -223,7 +221,7 @@ class FactsFold:
             return Status.INTERRUPTED
         if self.checks == self.blind_checks:
             return Status.NOT_MONITORED
-        if self.severities[Severity.CRITICAL] or self.open_layers or self.spike_open:
+        if self.severities[Severity.CRITICAL] or self.open_layers or self.spikes:
             return Status.PROBLEM
         if self.blind_checks or self.counts["monitor_error"] or self._unobserved():
             return Status.PARTLY_MONITORED
@@ -236,16 +234,17 @@ class FactsFold:
         return {
             "severities": {severity.value: n for severity, n in self.severities.items()},
             "open_layers": [encode(alarm) for alarm in self.open_layers.values()],
-            "spike_open": self.spike_open,
+            "spikes": [encode(spike) for spike in self.spikes.values()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state that `state_dict` returned, or leave everything as it is."""
         alarms = [decode(members) for members in state["open_layers"]]
+        spikes = [decode(members) for members in state["spikes"]]
         counts = {Severity(name): int(n) for name, n in state["severities"].items()}
-        self.spike_open = bool(state["spike_open"])
+        self.spikes = {s.lane: s for s in spikes if isinstance(s, LossSpike)}
         self.severities = Counter(counts)
-        self.open_layers = {a.layer: a for a in alarms if isinstance(a, Alarm)}
+        self.open_layers = {_place(a): a for a in alarms if isinstance(a, Alarm)}
 
     def totals(self) -> dict[str, int]:
         """Return the counts so far for a `RunEnd`; a monitor folds one segment only."""
@@ -281,8 +280,7 @@ class FactsFold:
         if event.restored and self._open_before is not None:
             before = self._open_before
             self.open_layers.update({n: a for n, a in before.layers.items() if a.step < event.step})
-            spikes = [alarm for alarm in self.alarms if isinstance(alarm, LossSpike)]
-            self.spike_open |= before.spike and spikes[-1].step < event.step
+            self.spikes.update({n: s for n, s in before.spikes.items() if s.step < event.step})
 
     def _begin(self, event: RunStart) -> None:
         if self.start is not None:
@@ -291,11 +289,11 @@ class FactsFold:
             # has nothing to say.
             if self.end is None or self.end.counts.get("attempts") != 0:
                 self._earlier.append(status)
-        self._open_before = _Open(self.open_layers, self.spike_open)
+        self._open_before = _Open(self.open_layers, self.spikes)
         self.start, self.end, self.stopped = event, None, None
         self.segments += 1
         self.steps = self.attempts = self.checks = self.blind_checks = 0
-        self.open_layers, self.spike_open, self.mechanisms = {}, False, ()
+        self.open_layers, self.spikes, self.mechanisms = {}, {}, ()
         self.stuck, self.repaired = {}, 0
         self.severities = Counter()
 
@@ -305,7 +303,12 @@ class _Open:
     """The episodes that were open when a segment ended."""
 
     layers: Mapping[str, Alarm]
-    spike: bool
+    spikes: Mapping[str, LossSpike]
+
+
+def _place(event: Alarm | AlarmCleared) -> str:
+    """Return the layer, and the optimizer where several that step apart judge it."""
+    return f"{event.layer} ({event.lane})" if event.lane else event.layer
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ class Host:
             own, so that the model given does not show it.
         gives_outputs: whether the host calls `note_output()` itself, so that losses are not asked
             for their graph.
+        watched: places of the optimizers whose steps are checked; None for all that are given.
         clip_norm: total norm of all gradients to which the host clips after the check; None where
             it does not, or clips otherwise.
         replaces_loss: whether the host logs another value in place of a loss that is not finite.
@@ -37,6 +38,7 @@ class Host:
     run_id: str = ""
     compiled: bool = False
     gives_outputs: bool = False
+    watched: tuple[int, ...] | None = None
     clip_norm: float | None = None
     replaces_loss: bool = False
     loss_hint: str = ""

@@ -19,7 +19,7 @@ _NO_LOSS: Final = "no loss was given: pass it to step(loss) or note_loss(loss)"
 
 
 def first_lines(
-    selection: Selection, host: Host, optimizer: Any, scaler: Any, world_size: int
+    selection: Selection, host: Host, optimizers: Sequence[Any], scaler: Any, world_size: int
 ) -> tuple[Mechanism, ...]:
     """Return what is known before the first step."""
     return (
@@ -27,15 +27,19 @@ def first_lines(
         _stage_line(host.stage),
         *_forward(selection),
         *_experts(selection),
-        _optimizer(optimizer),
-        _scaling(scaler),
+        *_optimizers(selection, optimizers, host.watched),
+        *_scaling(scaler, len(optimizers)),
         *_distributed(world_size),
         *host.notes,
     )
 
 
 def run_start(
-    selection: Selection, config: MonitorConfig, host: Host, optimizer: Any, name: str | None
+    selection: Selection,
+    config: MonitorConfig,
+    host: Host,
+    optimizers: Sequence[Any],
+    name: str | None,
 ) -> RunStart:
     """Return the event that begins a run or a segment."""
     parameters, trainable = selection.sizes()
@@ -45,7 +49,7 @@ def run_start(
         name=name,
         framework=host.framework,
         model=type(selection.model).__name__,
-        optimizer=type(optimizer).__name__ if optimizer is not None else None,
+        optimizer=", ".join(type(one).__name__ for one in optimizers) or None,
         layers=tuple(layer.name for layer in selection.layers),
         parameters=parameters,
         trainable=trainable,
@@ -310,24 +314,74 @@ def _experts(selection: Selection) -> Iterator[Mechanism]:
     )
 
 
-def _optimizer(optimizer: Any) -> Mechanism:
-    if optimizer is None:
-        return Mechanism(
-            name="optimizer",
+def _optimizers(
+    selection: Selection, optimizers: Sequence[Any], watched: Sequence[int] | None
+) -> Iterator[Mechanism]:
+    """Yield a line for each optimizer, and one for the layers that are in none of several."""
+    name = "optimizer"
+    if not optimizers:
+        yield Mechanism(
+            name=name,
             state=MechanismState.OFF,
             reason="no torch optimizer was given; gradients are read all the same",
         )
-    return Mechanism(name="optimizer", state=MechanismState.ACTIVE, reason=type(optimizer).__name__)
-
-
-def _scaling(scaler: Any) -> Mechanism:
-    if scaler is None or not scaler.is_enabled():
-        return Mechanism(
-            name="loss_scaling",
-            state=MechanismState.UNUSED,
-            reason="no enabled GradScaler was given",
+    elif len(optimizers) == 1:
+        kind = type(optimizers[0]).__name__
+        yield Mechanism(name=name, state=MechanismState.ACTIVE, reason=kind)
+    else:
+        own = [_layers_of(selection, [optimizer]) for optimizer in optimizers]
+        for place, layers in enumerate(own):
+            kind = f"{place}:{type(optimizers[place]).__name__}"
+            seen = watched is None or place in watched
+            yield Mechanism(
+                name=name,
+                state=MechanismState.ACTIVE if seen else MechanismState.OFF,
+                reason=kind if seen else f"{kind}: its steps are not checked, as was asked for",
+                layers=layers,
+            )
+        owned = set(_layers_of(selection, optimizers))
+        yield from _line(
+            GRADIENT_NORMS,
+            MechanismState.PARTIAL,
+            "in none of the optimizers that were given: read only where all of them step together",
+            [
+                layer.name
+                for layer in selection.layers
+                if layer.name not in owned and next(layer.trainable(), None) is not None
+            ],
         )
-    return Mechanism(name="loss_scaling", state=MechanismState.ACTIVE)
+
+
+def _layers_of(selection: Selection, optimizers: Sequence[Any]) -> tuple[str, ...]:
+    """Return the watched layers of which optimizers have a parameter."""
+    ids = {
+        id(parameter)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    return tuple(
+        layer.name
+        for layer in selection.layers
+        if any(id(p) in ids for p in layer.module.parameters(recurse=False))
+    )
+
+
+def _scaling(scaler: Any, optimizers: int) -> Iterator[Mechanism]:
+    name = "loss_scaling"
+    if scaler is None or not scaler.is_enabled():
+        yield Mechanism(
+            name=name, state=MechanismState.UNUSED, reason="no enabled GradScaler was given"
+        )
+    elif optimizers > 1:
+        yield Mechanism(
+            name=name,
+            state=MechanismState.PARTIAL,
+            reason="one loss scale for several optimizers: which of them skipped an update is not "
+            "seen from it, only how often it was lowered",
+        )
+    else:
+        yield Mechanism(name=name, state=MechanismState.ACTIVE)
 
 
 def _distributed(world_size: int) -> Iterator[Mechanism]:

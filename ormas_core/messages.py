@@ -52,6 +52,10 @@ _WITHOUT_GAP: Final = (MechanismState.ACTIVE, MechanismState.UNUSED)
 
 def describe(event: Event) -> str:
     """Return one sentence (or a few) for `event`, without time and step."""
+    return f"[optimizer {event.lane}] {_sentence(event)}" if event.lane else _sentence(event)
+
+
+def _sentence(event: Event) -> str:
     match event:
         case RunStart() | Manifest() | RunEnd() | Anchor() | Measurement():
             return _describe_frame(event)

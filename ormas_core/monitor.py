@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
-import torch
 from torch import nn
 
 from ormas_core import ranks
@@ -15,7 +14,7 @@ from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Manifest
 from ormas_core.facts import RunFacts
-from ormas_core.hooks import Collector, Reading, Reduction, after_backward, select, unwrap_optimizer
+from ormas_core.hooks import Collector, Lane, Lanes, Reduction, optimizers_of, select
 from ormas_core.host import PLAIN_LOOP, Host
 from ormas_core.journal import UNKNOWN, Paths, guard
 from ormas_core.manifest import Sightings, first_lines, run_start
@@ -23,6 +22,7 @@ from ormas_core.options import DEFAULTS, SHORTCUTS, MonitorOptions, check_option
 from ormas_core.proofs import Proofs, hooks_off
 from ormas_core.resume import Memory, open_journal
 from ormas_core.run_events import MonitorError
+from ormas_core.sampling import Sampler
 from ormas_core.sinks import Sink
 from ormas_core.stopping import Stopping
 from ormas_core.terms import Stage
@@ -39,10 +39,10 @@ class Monitor:
 
     Args:
         model: the model, wrapped or not.
-        optimizer: the torch optimizer, or None.
+        optimizer: the torch optimizer, several of them, or None.
         out: run folder for the record.
         layers: fnmatch pattern of layer names, or a list; None watches all that own parameters.
-        check_every: optimizer steps between two checks.
+        check_every: steps of an optimizer between two of its checks.
         patience, sigma, warmup, stop_on: see `MonitorConfig`.
         repair: False only watches; True re-initialises certified, flat and decayed channels, "all"
             silent ones too (one process only).
@@ -89,26 +89,28 @@ class Monitor:
         flags = MonitorOptions(overwrite=overwrite, resume=resume, verbose=verbose)
         others = check_options({**others, **flags})
         selection = select(model, self.config.layers, compiled=host.compiled)
-        optimizer = unwrap_optimizer(optimizer)
-        self._every = self.config.check_every
-        self._attempt = self._skipped = 0
-        self._reading: Reading | None = None
-        self._closed = self._sampling = False
+        optimizers = optimizers_of(optimizer)
+        self._lanes = Lanes(optimizers, self.config.check_every, host.watched)
+        self._skipped, self._closed = 0, False
         # An exception already being handled when the run began is not the one that ends it.
         self._handled = sys.exc_info()[1]
-        self._collector: Collector | None = Collector(selection, optimizer, scaler, host)
+        collector = Collector(selection, scaler, host)
         self._alarms, self._stopping = AlarmEngine(self.config), Stopping(self.config.stop_on)
-        self._proofs = Proofs(selection, [optimizer] if optimizer else [], self.config, repair)
+        self._proofs = Proofs(selection, optimizers, self.config, repair)
+        self._others = self._proofs, self._stopping, self._lanes
+        self._sampler: Sampler | None = Sampler(collector, self._proofs, self._lanes)
         self._journal, host = open_journal(self.config, host, others, clock)
         self._host, self._emit, self._facts = host, self._journal.say, self._journal.facts
         # A monitor that is dropped, or left open at exit, ends its record and takes its hook along.
-        guard(self, hooks_off(self._collector.watch, self._proofs), self._journal)
-        self._emit(start := run_start(selection, self.config, host, optimizer, name))
+        guard(self, hooks_off(collector.watch, self._proofs), self._journal)
+        self._emit(start := run_start(selection, self.config, host, optimizers, name))
         self.run_id = start.run_id
-        lines = first_lines(selection, host, optimizer, scaler, ranks.world_size())
+        lines = first_lines(selection, host, optimizers, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup, host.loss_hint)
         self._emit(Manifest(step=0, mechanisms=lines))
-        self._memory = Memory(self._journal, self._alarms, self._collector.ledger, self._sightings)
+        lanes = self._lanes if len(optimizers) > 1 else None
+        parts = self._alarms, collector.ledger, self._sightings
+        self._memory = Memory(self._journal, *parts, lanes)
         if host.state is not None:
             self.load_state_dict(host.state)
         elif not host.prepares:
@@ -127,18 +129,15 @@ class Monitor:
     @property
     def sampling(self) -> bool:
         """Whether the optimizer step in progress is prepared and sampled."""
-        return self._sampling
+        return self._sampler is not None and self._sampler.active
 
     def prepare(self) -> None:
         """Observe the forward passes from here on, if this optimizer step is sampled.
 
         For hosts with `prepares`: call it before the first forward pass of each optimizer step.
         """
-        if self._collector is not None and self._attempt % self._every == 0:
-            self._sampling = True
-            self._collector.watch.wanted_inputs = self._proofs.watched_inputs
-            self._collector.arm()
-            self._proofs.arm()
+        if self._sampler is not None:
+            self._sampler.prepare()
 
     def note_loss(
         self,
@@ -157,11 +156,9 @@ class Monitor:
             scaled: whether `loss` is multiplied by the loss scale.
             fallback: count it only if the step gets no other loss.
         """
-        if self._sampling and self._collector is not None:
-            add = self._collector.losses.add
-            self._safely(lambda: add(loss, reduction=reduction, scaled=scaled, fallback=fallback))
-            if not self._host.gives_outputs:
-                self.note_output(loss)
+        self._in_step(lambda s: s.note_loss(loss, reduction, scaled=scaled, fallback=fallback))
+        if not self._host.gives_outputs:
+            self.note_output(loss)
 
     def note_output(self, output: Any) -> None:
         """Take what the gradients of one micro-batch are computed from: what proofs are about.
@@ -169,37 +166,40 @@ class Monitor:
         Args:
             output: the loss, or everything the model returned; only its graph is read, at once.
         """
-        if self._sampling and self._reading is None:
-            self._safely(lambda: self._proofs.note(output))
+        self._in_step(lambda sampler: sampler.note_output(output))
 
     def capture(self, stage: Stage) -> None:
-        """Read the gradients now, such as before clipping; the next `step()` only judges them."""
-        if self._sampling and self._reading is None:
-            self._safely(lambda: self._capture(stage))
+        """Read the gradients now, such as before clipping; the next `step()` only judges them.
+
+        Only where the optimizers step together, or there is one.
+        """
+        self._in_step(lambda sampler: sampler.capture(stage, self._lanes.together))
 
     def capture_after_backward(self, loss: Any, stage: Stage) -> None:
         """Do `capture` when the next backward pass through `loss` is done and reduced."""
-        if self._sampling and isinstance(loss, torch.Tensor) and loss.requires_grad:
-            self._safely(lambda: after_backward(loss, lambda: self.capture(stage)))
+        self._in_step(lambda s: s.capture_after_backward(loss, lambda: self.capture(stage)))
 
-    def step(self, loss: Any = None) -> None:
+    def step(self, loss: Any = None, optimizer: Any = None) -> None:
         """Tell the monitor that an optimizer step is due: after backward(), before the update.
 
         Args:
             loss: the loss of the step, if it was not noted: a tensor or a number.
+            optimizer: which of several steps; None where all do, or there is one.
         """
-        if self._collector is None:
+        if self._sampler is None:
             return
-        if self._attempt % self._every == 0:
-            self._safely(lambda: self._check(loss))
-            self._sampling = False
-        self._attempt += 1
+        lane = self._lanes.find(optimizer)
+        if lane is not None and self._lanes.due(lane):
+            self._safely(lambda: self._check(loss, lane))
+        else:  # what was observed was for the step of another optimizer
+            self._in_step(lambda sampler: sampler.skip())
+        self._lanes.stepped(lane)
         if not self._host.prepares:
             self.prepare()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed training needs, to be saved with its checkpoint: plain values."""
-        return self._memory.save(self._attempt)
+        return self._memory.save(self._lanes.attempt)
 
     def load_state_dict(self, state: Mapping[str, Any] | None) -> None:
         """Go on with steps, baselines and open alarms where a `state_dict` was taken.
@@ -207,12 +207,11 @@ class Monitor:
         Call it before the first `step()`; later it does nothing. A state that cannot be used leaves
         the baselines new, and the record says why. Never raises.
         """
-        if self._collector is None or self._attempt or self._facts.checks:
+        if self._sampler is None or self._lanes.attempt or self._facts.checks:
             _LOG.warning("load_state_dict() came after the first step(); nothing was restored.")
             return
-        self._attempt = self._memory.load(state)
-        self._collector.disarm()
-        self._sampling = False
+        self._lanes.go_on(self._memory.load(state))
+        self._sampler.disarm()
         if not self._host.prepares:
             self.prepare()
 
@@ -238,7 +237,7 @@ class Monitor:
             self._end(type(error).__name__ if error is not None else unknown, models)
         except Exception as failure:  # noqa: BLE001 - the user's exception must not be masked
             _LOG.warning("The monitor could not end its record: %s", failure)
-        self._journal.close(self._attempt - self._skipped)
+        self._journal.close(self._lanes.attempt - self._skipped)
 
     def __enter__(self) -> Self:
         return self
@@ -253,47 +252,47 @@ class Monitor:
         except Exception as error:  # noqa: BLE001 - never raise into training
             self._release()
             text = f"{type(error).__name__}: {error}"
-            self._emit(MonitorError(step=self._attempt - self._skipped, error=text[:_ERROR_LIMIT]))
+            step = self._lanes.attempt - self._skipped
+            self._emit(MonitorError(step=step, error=text[:_ERROR_LIMIT]))
 
-    def _capture(self, stage: Stage) -> None:
-        if self._collector is not None:
-            self._reading = self._collector.read(self._attempt, stage)
+    def _in_step(self, call: Callable[[Sampler], None]) -> None:
+        """Do something with the step in progress, if it is sampled."""
+        sampler = self._sampler
+        if sampler is not None and sampler.active:
+            self._safely(lambda: call(sampler))
 
-    def _check(self, loss: Any) -> None:
+    def _check(self, loss: Any, lane: Lane) -> None:
+        assert self._sampler is not None  # noqa: S101 - asked by the caller
         self._memory.settle()
         if loss is not None:
             self.note_loss(loss)
-        if self._reading is None:
-            self._capture(self._host.stage)
-        assert self._reading is not None  # noqa: S101 - captured one line above
-        reading, self._reading = self._reading, None
+        reading = self._sampler.take(self._host.stage, lane)
         measurement = reading.measurement
         self._emit(measurement)
         self._sightings.note(reading)
-        events = (*self._alarms.update(measurement), *self._proofs.check(reading))
+        proofs = self._proofs.check(reading, whole=self._lanes.completes(lane))
+        events = (*self._alarms.update(measurement), *proofs)
         for event in (*events, *self._stopping.check(measurement.step, events)):
             self._emit(event)
-        for manifest in self._sightings.news(measurement.step, self._proofs, self._stopping):
+        for manifest in self._sightings.news(measurement.step, *self._others):
             self._emit(manifest)
         self._journal.anchor_if_due(measurement.step)
 
     def _release(self) -> None:
         """Let go of the model."""
-        if self._collector is not None:
-            self._skipped = self._collector.skipped
-            self._collector.disarm()
-            self._collector = None
+        if self._sampler is not None:
+            self._skipped = self._sampler.skipped
+            self._sampler.disarm()
+            self._sampler = None
         self._proofs.forget()
-        self._reading = None
-        self._sampling = False
+        self._lanes.forget()
 
     def _end(self, error: str | None, models: Paths) -> None:
         self._memory.settle()
-        if self._collector is not None:
-            settle = self._collector.settle
-            self._safely(lambda: settle(self._attempt))
+        if self._sampler is not None:
+            self._safely(self._sampler.settle)
         self._release()
-        steps = self._attempt - self._skipped
-        for manifest in self._sightings.news(steps, self._proofs, self._stopping, ended=True):
+        steps = self._lanes.attempt - self._skipped
+        for manifest in self._sightings.news(steps, *self._others, ended=True):
             self._emit(manifest)
-        self._journal.end(steps, self._attempt, error, models)
+        self._journal.end(steps, self._lanes.attempt, error, models)

@@ -1,8 +1,11 @@
 """What the monitor does with the certificate engine, channel health and repair at each check."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -12,6 +15,8 @@ from ormas_core.events import Event
 from ormas_core.hooks import ForwardWatch, Reading, Selection
 from ormas_core.repairs import RepairMode, Repairs
 from ormas_core.terms import CERTIFICATES, Mechanism, MechanismState
+
+_Value = TypeVar("_Value")
 
 _DEPTH: Final = 4
 _LIMIT: Final = 300
@@ -51,6 +56,8 @@ class Proofs:
         self._has_optimizer = bool(optimizers)
         self._proven = False
         self._problem = self._failed = ""
+        # Of lanes whose steps were checked since the last proof.
+        self._earlier: list[Reading] = []
 
     @property
     def watched_inputs(self) -> frozenset[str]:
@@ -73,14 +80,29 @@ class Proofs:
         except Exception as error:  # noqa: BLE001 - an odd graph costs the proofs, not the run
             self._fail(error)
 
+    def pause(self) -> None:
+        """End a step of which nothing can be judged yet; its graphs count for the next check."""
+        self._watch.pause()
+
     def forget(self) -> None:
         """Let go of the model and the optimizers; no further check will come."""
         self._watch.clear()
         self._watch, self._health = CertificateWatch(nn.Module(), [], []), ChannelHealth(1)
         self._repairs.forget()
+        self._earlier = []
 
-    def check(self, reading: Reading) -> list[Event]:
-        """Return what the check says of certificates and channels."""
+    def check(self, reading: Reading, *, whole: bool = True) -> list[Event]:
+        """Return what the check says of certificates and channels.
+
+        Args:
+            reading: what was read.
+            whole: False where optimizers step apart and others have yet to: nothing can be said
+                before the losses of all were seen.
+        """
+        if not whole:
+            self._earlier.append(reading)
+            self.pause()
+            return []
         self._repairs.begin()
         if self._failed:
             self._repairs.abstain()
@@ -99,15 +121,14 @@ class Proofs:
 
     def _check(self, reading: Reading) -> Iterator[Event]:
         measurement = reading.measurement
-        loss = measurement.loss
-        finite = not measurement.nonfinite and (loss is None or loss - loss == 0.0)
+        readings, self._earlier = [*self._earlier, reading], []
         evidence = Evidence(
-            finite=finite,
-            channel_max=reading.channel_max,
-            input_peak=reading.input_peak,
+            finite=all(map(_is_finite, readings)),
+            channel_max=_largest([each.channel_max for each in readings], _larger),
+            input_peak=_largest([each.input_peak for each in readings], max),
         )
-        if finite:
-            self._health.note(reading.channel_max)
+        if evidence.finite:
+            self._health.note(evidence.channel_max)
         self._problem = self._watch.problem
         yield from self._watch.check(measurement.step, evidence)
         if self._watch.fresh:
@@ -138,6 +159,28 @@ class Proofs:
                 reason=self._problem
                 or "no loss with a graph was given: pass the loss tensor itself",
             )
+
+
+def _is_finite(reading: Reading) -> bool:
+    loss = reading.measurement.loss
+    return not reading.measurement.nonfinite and (loss is None or math.isfinite(loss))
+
+
+def _larger(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the larger of each pair; the later values where the shapes differ."""
+    found: NDArray[np.float64] = np.maximum(one, other) if one.shape == other.shape else other
+    return found
+
+
+def _largest(
+    found: Sequence[Mapping[str, _Value]], larger: Callable[[_Value, _Value], _Value]
+) -> dict[str, _Value]:
+    """Return, for each layer, the largest value (or values) that any reading has."""
+    whole: dict[str, _Value] = {}
+    for part in found:
+        for layer, value in part.items():
+            whole[layer] = larger(whole[layer], value) if layer in whole else value
+    return whole
 
 
 def tensors(output: Any, depth: int = _DEPTH) -> Iterator[Tensor]:

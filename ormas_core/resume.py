@@ -70,10 +70,16 @@ class Memory:
         alarms: the alarm engine.
         scaling: what is known of the loss scaler.
         sightings: what the checks have shown.
+        lanes: the counts of each optimizer, where there are several.
     """
 
     def __init__(
-        self, journal: Journal, alarms: Stateful, scaling: Stateful, sightings: Stateful
+        self,
+        journal: Journal,
+        alarms: Stateful,
+        scaling: Stateful,
+        sightings: Stateful,
+        lanes: Stateful | None = None,
     ) -> None:
         self._parts: dict[str, Stateful] = {
             "alarms": alarms,
@@ -81,6 +87,9 @@ class Memory:
             "sightings": sightings,
             "facts": journal.facts,
         }
+        self._lanes = lanes
+        if lanes is not None:
+            self._parts["lanes"] = lanes
         self._journal = journal
         self._writer = journal.record
         self._saved: tuple[int, Mapping[str, Any]] = (-1, {})
@@ -104,6 +113,7 @@ class Memory:
             "lines": anchor.lines if anchor else 0,
             "rows": anchor.metrics_rows if anchor else 0,
             **self._saved[1],
+            **({"lanes": dict(self._lanes.state_dict())} if self._lanes is not None else {}),
         }
 
     def settle(self) -> None:

@@ -1,33 +1,45 @@
 """Translates Lightning's hooks into calls of a `Monitor`."""
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any, Unpack
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Unpack
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ormas_core import (
     DEFAULT_OUT,
+    ConfigError,
     Host,
     Mechanism,
     MechanismState,
     Monitor,
     MonitorOptions,
+    Sink,
     Stage,
     check_options,
 )
+from ormas_lightning.loggers import LoggerSink, check_patterns
+
+TRIAL_SUFFIX: Final = "_fast_dev_run"
+"""Ends the name of the run folder of a `fast_dev_run`, which the next one overwrites."""
 
 
 class LightningMonitorCallback(Callback):
     """Watches a fit: `Trainer(callbacks=[LightningMonitorCallback()])`.
 
-    Gradients are read unscaled and before clipping, once per optimizer update. Construct it with
-    the options of `ormas_core.Monitor`. A second `fit()` continues the record as a new segment, and
-    a fit from a checkpoint (`ckpt_path`) also goes on with its steps, baselines and open alarms.
+    Gradients are read unscaled and before clipping, once per update of each optimizer. Construct it
+    with the options of `ormas_core.Monitor`. A second `fit()` continues the record as a new
+    segment, and a fit from a checkpoint (`ckpt_path`) also goes on with its steps, baselines and
+    open alarms. A `fast_dev_run` has a record of its own, beside the run folder.
 
     Args:
+        optimizer_index: place in `trainer.optimizers` of the only one whose steps are checked;
+            None for all.
+        to_loggers: whether metrics and alarms go to the trainer's loggers as well; or the fnmatch
+            patterns of the layers whose own scalars go there, instead of all.
         **options: options of `Monitor`, checked here and not when training starts.
 
     Raises:
@@ -35,11 +47,19 @@ class LightningMonitorCallback(Callback):
         ConfigError: an option has a value that cannot be used.
     """
 
-    def __init__(self, **options: Unpack[MonitorOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        optimizer_index: int | None = None,
+        to_loggers: bool | str | Sequence[str] = False,
+        **options: Unpack[MonitorOptions],
+    ) -> None:
         self._options = check_options(options)
+        self._index = _check_index(optimizer_index)
+        self._patterns = check_patterns(to_loggers)
         self._segments = 0
+        self._starting = False
         self._restored: dict[str, Any] | None = None
-        self._optimizer: Optimizer | None = None
         self._scaled = False
         self._losses: list[Tensor] = []
         self._last_step = -1
@@ -53,39 +73,55 @@ class LightningMonitorCallback(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a fit that resumes from the checkpoint needs."""
+        if self._starting:  # saved and restored by a learning rate finder: no step was made yet
+            return self._restored or {}
         return self.monitor.state_dict() if self.monitor is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state of a checkpoint for the fit that starts."""
         self._restored = state_dict or None
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note that a fit begins: other callbacks may save and restore before this one starts."""
+        self._starting = stage == "fit"
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start a run, or a further segment of the last one."""
-        restored = self._restored
+        restored, trial = self._restored, bool(trainer.fast_dev_run)
         self._close()
+        self._starting = False
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._scaled = scaler is not None
-        self._optimizer = _first_optimizer(trainer)
         self._losses, self._last_step = [], -1
-        _follow_loggers(trainer, self._options.get("sinks", ()))
+        segment = 0 if trial else self._segments
+        optimizers = _optimizers(trainer)
+        watched = None if self._index is None else (_known(self._index, optimizers),)
+        sinks = tuple(self._options.get("sinks", ()))
+        _follow_loggers(trainer, sinks)
         options = MonitorOptions(**{"scaler": scaler, **self._options})
+        options["sinks"] = (*sinks, *self._logger_sinks(trainer))
+        if trial:
+            options["out"] = f"{os.fspath(options.get('out', DEFAULT_OUT))}{TRIAL_SUFFIX}"
+            options["overwrite"], options["resume"] = True, False
         self.monitor = Monitor(
             pl_module,
-            self._optimizer,
+            optimizers,
             host=Host(
                 framework="lightning",
                 stage=Stage.PRE_CLIP if trainer.gradient_clip_val else Stage.UNSCALED,
                 prepares=True,
-                segment=self._segments,
-                run_id=self.monitor.run_id if self.monitor is not None else "",
+                segment=segment,
+                run_id=self.monitor.run_id if self.monitor is not None and segment else "",
                 # Lightning keeps what torch.compile returned to itself and hands out the module.
                 compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
-                notes=tuple(_notes(trainer)),
-                state=restored,
+                clip_norm=_clip_norm(trainer, pl_module),
+                watched=watched,
+                notes=tuple(self._notes(trainer)),
+                state=None if trial else restored,
             ),
             **options,
         )
-        self._segments += 1
+        self._segments += not trial
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -110,16 +146,19 @@ class LightningMonitorCallback(Callback):
     ) -> None:
         """Make the check: backward is done, gradients are unscaled, clipping has not begun."""
         losses, self._losses = self._losses, []
-        if self.monitor is None or (
-            self._optimizer is not None and optimizer is not self._optimizer
-        ):
-            return  # a step of another optimizer, with losses of its own
-        if self._optimizer is not None and trainer.global_step == self._last_step:
+        if self.monitor is None:
+            return
+        mocked = _is_mock(optimizer)
+        if not mocked and trainer.global_step == self._last_step:
             return  # an optimizer that evaluates its closure several times in one step
         self._last_step = trainer.global_step
         for loss in losses:
             self.monitor.note_loss(loss, scaled=self._scaled)
-        self.monitor.step()
+        self.monitor.step(optimizer=None if mocked else optimizer)
+        if self.monitor.should_stop:
+            trainer.should_stop = True
+        if not pl_module.automatic_optimization:
+            self.monitor.prepare()  # the batch may hold a step of another optimizer
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the run."""
@@ -138,22 +177,62 @@ class LightningMonitorCallback(Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: a copy in another process or trainer watches nothing yet."""
-        return {**self.__dict__, "monitor": None, "_optimizer": None, "_losses": []}
+        return {**self.__dict__, "monitor": None, "_losses": []}
+
+    def _logger_sinks(self, trainer: Trainer) -> Iterator[Sink]:
+        if self._patterns is not None and trainer.is_global_zero:
+            for logger in trainer.loggers:
+                yield LoggerSink(logger, self._patterns)
+
+    def _notes(self, trainer: Trainer) -> Iterator[Mechanism]:
+        if self._patterns is not None and not trainer.loggers:
+            yield Mechanism(
+                name="loggers",
+                state=MechanismState.OFF,
+                reason="to_loggers was asked for, and the trainer has no logger",
+            )
 
     def _close(self, error: BaseException | None = None) -> None:
-        self._restored = None
+        self._restored, self._starting = None, False
         if self.monitor is not None:
             self.monitor.close(error)
 
 
-def _first_optimizer(trainer: Trainer) -> Optimizer | None:
+def _check_index(index: object) -> int | None:
+    if index is not None and (isinstance(index, bool) or not isinstance(index, int) or index < 0):
+        raise ConfigError(
+            "optimizer_index",
+            "optimizer_index must be a place in trainer.optimizers, counted from 0, or None; got "
+            f"{index!r}",
+        )
+    return index
+
+
+def _known(index: int, optimizers: Sequence[Optimizer]) -> int:
+    if index >= len(optimizers):
+        raise ConfigError(
+            "optimizer_index",
+            f"optimizer_index={index}, and the module configures {len(optimizers)} optimizers: "
+            "the places are counted from 0",
+        )
+    return index
+
+
+def _optimizers(trainer: Trainer) -> list[Optimizer]:
+    return [o for o in trainer.optimizers if isinstance(o, Optimizer) and not _is_mock(o)]
+
+
+def _is_mock(optimizer: Optimizer) -> bool:
     # Lightning stands a mock in where `configure_optimizers` returned None.
-    usable = [
-        opt
-        for opt in trainer.optimizers
-        if isinstance(opt, Optimizer) and type(opt).__name__ != "_MockOptimizer"
-    ]
-    return usable[0] if usable else None
+    return type(optimizer).__name__ == "_MockOptimizer"
+
+
+def _clip_norm(trainer: Trainer, pl_module: LightningModule) -> float | None:
+    """Return the total norm to which the trainer clips, or None where that is not what it does."""
+    value, how = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
+    if not value or is_overridden("configure_gradient_clipping", pl_module):
+        return None
+    return float(value) if how is None or str(getattr(how, "value", how)) == "norm" else None
 
 
 def _follow_loggers(trainer: Trainer, sinks: Iterable[Any]) -> None:
@@ -168,13 +247,3 @@ def _follow_loggers(trainer: Trainer, sinks: Iterable[Any]) -> None:
             follow = getattr(sink, "follow", None)
             if callable(follow):
                 follow(run_id=logger.run_id, tracking_uri=logger._tracking_uri)  # noqa: SLF001 - no public name
-
-
-def _notes(trainer: Trainer) -> Iterator[Mechanism]:
-    if len(trainer.optimizers) > 1:
-        yield Mechanism(
-            name="optimizers",
-            state=MechanismState.PARTIAL,
-            reason=f"{len(trainer.optimizers)} optimizers: checks are made at the steps of the "
-            "first one only",
-        )

@@ -33,7 +33,8 @@ FLOATS = st.one_of(
 TEXTS = st.one_of(
     st.text(max_size=12),
     st.sampled_from(["", "layer.0", "Schicht äöü", "層", "\U0001f525", '"\\\x00\u2028', "NaN"]),
-    st.text(max_size=4).map(np.str_),
+    # numpy drops a NUL at the end of a text, and then takes it for another one.
+    st.text(max_size=4).map(lambda text: np.str_(text.rstrip("\0"))),
 )
 BOOLS = st.one_of(st.booleans(), st.booleans().map(np.bool_))
 CONFIGS = st.builds(

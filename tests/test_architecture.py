@@ -60,6 +60,7 @@ LAYERS: Final = {
     "resume": 3,
     "stopping": 3,
     "replay": 3,
+    "sampling": 3,
     "cli": 4,
     "report": 4,
     "testing": 4,
@@ -75,16 +76,18 @@ TORCH_USERS: Final = {
     "ranks",
     "repair",
     "repairs",
+    "sampling",
 }
 LIBRARIES: Final = {
     "certificates": {"numpy", "torch"},
     "certification": {"torch"},
     "hooks": {"numpy", "torch"},
     "monitor": {"torch"},
-    "proofs": {"torch"},
+    "proofs": {"numpy", "torch"},
     "ranks": {"torch"},
     "repair": {"torch"},
     "repairs": {"numpy", "torch"},
+    "sampling": {"torch"},
     "record": {"cryptography", "rfc8785", "securesystemslib"},
 }
 """What else than the standard library a part of `ormas_core` imports."""

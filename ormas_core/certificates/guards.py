@@ -63,11 +63,12 @@ class AccumulationCounter:
     def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._counts: dict[int, int] | None = None
+        self._paused: dict[int, int] = {}
 
     def start(self, parameters: Iterable[Tensor]) -> None:
-        """Begin to count; a count that goes on is begun anew."""
-        self.stop()
-        counts: dict[int, int] = {}
+        """Begin to count; a count that goes on is begun anew, one that was paused is continued."""
+        self._unhook()
+        counts = dict(self._paused)
         self._counts = counts
 
         def note(parameter: Tensor) -> None:
@@ -78,12 +79,22 @@ class AccumulationCounter:
             for p in parameters
         ]
 
+    def pause(self) -> None:
+        """Take the hooks off until the next `start`; the counts are kept."""
+        self._unhook()
+        if self._counts is not None:
+            self._paused = self._counts
+
     def stop(self) -> dict[int, int] | None:
         """Return the counts by parameter id, None where none were made, and take the hooks off."""
+        self._unhook()
+        found, self._counts, self._paused = self._counts, None, {}
+        return found
+
+    def _unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles, found, self._counts = [], self._counts, None
-        return found
+        self._handles = []
 
 
 def broken(

@@ -196,9 +196,16 @@ class ChannelHealth:
         elif level is not None and (before is None or before[:2] != (level, stuck)):
             since = before[2] if before is not None else step
             self._levels[layer] = (level, stuck, since)
-            numbers_ = {name: int(rows.sum()) for name, rows in counted.rows().items()}
             yield Channels(
-                step=step, layer=layer, level=level, n=n, initial=self._checks == 1, **numbers_
+                step=step,
+                layer=layer,
+                level=level,
+                n=n,
+                certified=int(counted.certified.sum()),
+                flat=int(counted.flat.sum()),
+                decayed=int(counted.decayed.sum()),
+                silent=int(counted.silent.sum()),
+                initial=self._checks == 1,
             )
 
 

@@ -62,7 +62,6 @@ class _Seen:
     """What was said, so that it is said once."""
 
     refused: set[tuple[str, int, str]] = field(default_factory=set)
-    problems: set[str] = field(default_factory=set)
 
 
 class CertificateWatch:
@@ -127,6 +126,10 @@ class CertificateWatch:
         """Count, until the check, the backward passes that write gradients of certified weights."""
         weights = {id(held.place.parameter): held.place.parameter for held in self.live.values()}
         self._counter.start(weights.values())
+
+    def pause(self) -> None:
+        """Let a step end unchecked: its graphs and counts belong to the next check."""
+        self._counter.pause()
 
     def note(self, roots: Sequence[Tensor]) -> None:
         """Read the graph of one micro-batch, before or after its backward pass.

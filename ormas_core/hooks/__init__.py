@@ -3,6 +3,7 @@
 from ormas_core.hooks._torch import TORCH_VERSION, after_backward, watch_calls
 from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.collector import Collector, Reading
+from ormas_core.hooks.lanes import Lane, Lanes, optimizers_of
 from ormas_core.hooks.losses import Reduction
 from ormas_core.hooks.select import (
     Selection,
@@ -16,11 +17,14 @@ __all__ = [
     "TORCH_VERSION",
     "Collector",
     "ForwardWatch",
+    "Lane",
+    "Lanes",
     "Reading",
     "Reduction",
     "Selection",
     "WatchedLayer",
     "after_backward",
+    "optimizers_of",
     "select",
     "unwrap",
     "unwrap_optimizer",

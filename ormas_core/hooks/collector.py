@@ -14,6 +14,7 @@ from ormas_core.events import Measurement
 from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.gather import Gather
+from ormas_core.hooks.lanes import Lane
 from ormas_core.hooks.losses import LossNotes
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
@@ -65,16 +66,12 @@ class Collector:
 
     Args:
         selection: the layers.
-        optimizer: the torch optimizer, or None; only asked whether its gradients are unscaled.
         scaler: a `GradScaler`, or None.
         host: what it does with gradients and losses after the check.
     """
 
-    def __init__(
-        self, selection: Selection, optimizer: Any, scaler: Any, host: Host = PLAIN_LOOP
-    ) -> None:
+    def __init__(self, selection: Selection, scaler: Any, host: Host = PLAIN_LOOP) -> None:
         self._selection = selection
-        self._optimizer = optimizer
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._ledger = ScaleLedger()
         self._host = host
@@ -125,29 +122,36 @@ class Collector:
         self.watch.clear()
         self.losses.clear()
 
-    def read(self, attempt: int, stage: Stage) -> Reading:
+    def read(self, attempt: int, stage: Stage, lane: Lane) -> Reading:
         """Read the gradients as they are now and finish the check: one host copy per device.
 
         Args:
             attempt: calls of `step()` before this one.
             stage: what the host says of the gradients; `scaled` is found out here.
+            lane: whose parameters are read.
         """
         began = time.perf_counter_ns()
         self.watch.detach()
         try:
-            reading = self._finish(attempt, self._gradients(stage))
+            reading = self._finish(attempt, self._gradients(stage, lane))
+            reading = _of_lane(reading, lane.name)
             cost_ns = time.perf_counter_ns() - began
             return replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
         finally:
             self.disarm()
 
-    def _gradients(self, stage: Stage) -> _Gradients:
-        found = _Gradients(stage=self._stage(stage))
+    def _gradients(self, stage: Stage, lane: Lane) -> _Gradients:
+        found = _Gradients(stage=self._stage(stage, lane.optimizer))
+        owned = lane.parameters()
         seen: set[int] = set()
         for layer in self._selection.layers:
             if layer.name in self._sharded:
                 continue
-            own = [p for p in layer.trainable() if id(p) not in seen]
+            own = [
+                p
+                for p in layer.trainable()
+                if id(p) not in seen and (owned is None or id(p) in owned)
+            ]
             if not own:
                 continue
             seen.update(id(p) for p in own)
@@ -161,8 +165,8 @@ class Collector:
         found.norms = statistics.norms([value for _, value in found.values])
         return found
 
-    def _stage(self, stage: Stage) -> Stage:
-        if self._scaler is not None and not _torch.has_unscaled(self._scaler, self._optimizer):
+    def _stage(self, stage: Stage, optimizer: Any) -> Stage:
+        if self._scaler is not None and not _torch.has_unscaled(self._scaler, optimizer):
             return Stage.SCALED
         return stage
 
@@ -300,6 +304,25 @@ class Collector:
         return tuple(
             OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names
         )
+
+
+def _of_lane(reading: Reading, lane: str) -> Reading:
+    """Return what is one optimizer's own: forward passes run through the layers of others too."""
+    if not lane:
+        return reading
+    found = reading.measurement
+    own = frozenset(found.layers)
+    measurement = replace(
+        found,
+        lane=lane,
+        channels=tuple(summary for summary in found.channels if summary.layer in own),
+        experts=tuple(
+            rows
+            for rows in found.experts
+            if any(layer.startswith(f"{rows.container}.") for layer in own)
+        ),
+    )
+    return replace(reading, measurement=measurement)
 
 
 def _layer_norms(

@@ -87,8 +87,22 @@ def _encoder(tp: Any) -> _Encoder:
                 _encode_decimal if field.name.endswith("_ns") else _encoder(hints[field.name]),
             )
             for field in dataclasses.fields(tp)
+            if not is_sparse(field)
         ]
-        return lambda value: {member: enc(getattr(value, name)) for name, member, enc in members}
+        sparse = [
+            (field.name, field.default, _encoder(hints[field.name]))
+            for field in dataclasses.fields(tp)
+            if is_sparse(field)
+        ]
+
+        def encode_members(value: Any) -> Json:
+            found = {member: enc(getattr(value, name)) for name, member, enc in members}
+            for name, default, enc in sparse:
+                if (given := getattr(value, name)) != default:
+                    found[name] = enc(given)
+            return found
+
+        return encode_members
     if origin in (typing.Union, types.UnionType):
         inner = _encoder(_optional(args))
         return lambda value: None if value is None else inner(value)
@@ -126,6 +140,11 @@ def _decoder(tp: Any) -> _Decoder:
     return _SCALAR_DECODERS[tp]
 
 
+def is_sparse(field: "dataclasses.Field[Any]") -> bool:
+    """Whether a line has the member of a field only where it differs from its default."""
+    return bool(field.metadata.get("sparse"))
+
+
 def _member(field: "dataclasses.Field[Any]") -> str:
     """Return the JSON member of a field; a field whose member's name is taken states another."""
     name: str = field.metadata.get("member", field.name)
@@ -144,7 +163,8 @@ def _dataclass_decoder(cls: Any) -> _Decoder:
         (field.name, _member(field), _decoder(hints[field.name]))
         for field in dataclasses.fields(cls)
     ]
-    added = ADDED.get(cls.__name__, ())
+    sparse = [field.name for field in dataclasses.fields(cls) if is_sparse(field)]
+    added = (*ADDED.get(cls.__name__, ()), *sparse)
 
     def decode_members(value: Json, at: str) -> Any:
         members = _require(value, dict, at)

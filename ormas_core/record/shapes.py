@@ -15,6 +15,7 @@ from enum import Enum
 from typing import Any, Final
 
 from ormas_core.events import EVENT_TYPES
+from ormas_core.record.codec import is_sparse
 
 _TEXT: Final = r'"[^"\\\x00-\x1f]*+"'
 _DECIMAL: Final = r'"-?[0-9]{1,20}+"'
@@ -22,6 +23,8 @@ _INTEGER: Final = r"-?(?:0|[1-9][0-9]{0,14}+)"
 _NUMBER: Final = (
     rf'(?:{_INTEGER}(?:\.[0-9]{{1,40}}+)?(?:e[-+][0-9]{{1,2}}+)?|"(?:NaN|-?Infinity|-0\.0)")'
 )
+_OPTIONAL: Final = "optional "
+"""Begins the pattern of a member that a line need not have."""
 _HASH: Final = "(?s:.{64})"
 """Any 64 bytes: whoever reads the line compares them with the hash that must stand there."""
 _SCALARS: Final[Mapping[Any, str]] = {
@@ -61,12 +64,19 @@ def _members(cls: Any) -> dict[str, str] | None:
         value = _DECIMAL if field.name.endswith("_ns") else _value(hints[field.name])
         if value is None:
             return None
-        found[field.metadata.get("member", field.name)] = value
+        name = field.metadata.get("member", field.name)
+        found[name] = f"{_OPTIONAL}{value}" if is_sparse(field) else value
     return found
 
 
 def _object(members: Mapping[str, str]) -> str:
-    return r"\{" + ",".join(f'"{name}":{members[name]}' for name in sorted(members)) + r"\}"
+    """Return the pattern of an object; its last member is not an optional one."""
+    text = ""
+    for name in sorted(members):
+        value = members[name]
+        member = f'"{name}":{value.removeprefix(_OPTIONAL)},'
+        text += f"(?:{member})?+" if value.startswith(_OPTIONAL) else member
+    return r"\{" + text.removesuffix(",") + r"\}"
 
 
 def _value(tp: Any) -> str | None:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.plugins.precision import MixedPrecision
-from support import Toy, add_layers, lightning_net, lightning_trainer, loader, toy_loss, weights
+from lightning_support import make
+from support import Toy, add_layers, lightning_net, lightning_trainer, loader, of, toy_loss, weights
 from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.modules import module as module_globals
@@ -17,7 +18,6 @@ from ormas_core import (
     ConfigError,
     Manifest,
     Measurement,
-    MemorySink,
     NonfiniteLoss,
     RecordExistsError,
     RunEnd,
@@ -40,16 +40,6 @@ class ConstantLoss(nn.Module):
 
     def value(self, x: Tensor) -> Tensor:
         return 2.0 + 0.0 * self.fc(x).mean() + (self.fc.weight - self.fc.weight.detach()).sum()
-
-
-def of(sink: MemorySink, kind: type) -> list[Any]:
-    return [event for event in sink.events if isinstance(event, kind)]
-
-
-def make(folder: Path, **options: Any) -> tuple[LightningMonitorCallback, MemorySink]:
-    sink = MemorySink()
-    options = {"check_every": 1, "verbose": False, "sinks": [sink], **options}
-    return LightningMonitorCallback(out=folder / "run", **options), sink
 
 
 def test_fit_is_bit_identical_with_and_without_the_callback(tmp_path: Path) -> None:
@@ -250,38 +240,6 @@ def test_the_record_is_readable_while_the_fit_runs(tmp_path: Path) -> None:
     callback, _ = make(tmp_path)
     lightning_trainer(tmp_path, [callback, Look()]).fit(lightning_net(), loader(3))
     assert lines[0] >= 2
-
-
-class TwoSided(type(lightning_net())):  # type: ignore[misc]
-    """Manual optimization with two optimizers; the second one steps first, on a large loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-        self.other = nn.Linear(8, 1)
-
-    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
-        first = torch.optim.SGD([*self.fc1.parameters(), *self.fc2.parameters()], lr=1e-3)
-        return [first, torch.optim.SGD(self.other.parameters(), lr=1e-3)]
-
-    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
-        one, two = self.optimizers()
-        for optimizer, loss in (
-            (two, self.other(batch["x"]).mean() + 1e4),
-            (one, toy_loss(self, **batch)),
-        ):
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-
-
-def test_the_loss_of_another_optimizer_is_not_mixed_in(tmp_path: Path) -> None:
-    """With two optimizers, the tracked one's checks have its own loss."""
-    callback, sink = make(tmp_path)
-    lightning_trainer(tmp_path, [callback]).fit(TwoSided(), loader(3))
-    assert len(of(sink, Measurement)) == 3
-    assert all(m.loss < 10.0 for m in of(sink, Measurement))
-    assert any(m.name == "optimizers" for m in of(sink, Manifest)[0].mechanisms)
 
 
 def test_an_optimizer_with_a_closure_counts_its_steps_and_not_its_evaluations(

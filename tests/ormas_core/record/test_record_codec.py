@@ -121,7 +121,7 @@ def test_every_line_is_strict_and_canonical_json(kind: str, data: st.DataObject)
 def test_the_members_of_a_line_are_a_contract(kind: str) -> None:
     """Users' scripts read these names; a rename is a break of the record format."""
     members = json.loads(_sealed(encode(event_samples.sample_events()[kind])))
-    assert set(members) == FRAME | set(MEMBERS[kind].split())
+    assert set(members) == FRAME | {"lane"} | set(MEMBERS[kind].split())
     assert members["event"] == kind
     expected = [level for level, kinds in SEVERITIES.items() if kind in kinds] or ["info"]
     assert [members["severity"]] == expected
@@ -290,11 +290,19 @@ def test_a_missing_member_is_refused_by_name(kind: str) -> None:
     """Every member is required: there are no silent defaults on the way back."""
     members = encode(event_samples.sample_events()[kind])
     for field, member in members_of(kind).items():
-        if field in ADDED.get(EVENT_TYPES[kind].__name__, ()):
+        if field in ("lane", *ADDED.get(EVENT_TYPES[kind].__name__, ())):
             continue
         partial = {name: value for name, value in members.items() if name != member}
         with pytest.raises(RecordFormatError, match=rf"'{member}' is missing"):
             decode(partial)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_lane_is_a_member_only_where_there_is_one(kind: str) -> None:
+    """A run with one optimizer is recorded as it always was, to the byte."""
+    event = dataclasses.replace(event_samples.sample_events()[kind], lane="")
+    assert "lane" not in encode(event)
+    assert decode(encode(event)) == event
 
 
 def test_members_that_version_1_did_not_have_are_their_defaults() -> None:
