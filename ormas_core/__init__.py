@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     from ormas_core.hooks import watch_calls as watch_calls
     from ormas_core.host import Host as Host
     from ormas_core.messages import describe as describe
+    from ormas_core.model_events import EvalMode as EvalMode
+    from ormas_core.model_events import NonfiniteState as NonfiniteState
+    from ormas_core.model_events import SwitchedToEval as SwitchedToEval
     from ormas_core.monitor import Monitor as Monitor
     from ormas_core.options import DEFAULT_OUT as DEFAULT_OUT
     from ormas_core.options import MonitorOptions as MonitorOptions
@@ -164,6 +167,7 @@ _HOMES: Final = {
     "hooks": ("watch_calls",),
     "host": ("Host",),
     "messages": ("describe",),
+    "model_events": ("EvalMode", "NonfiniteState", "SwitchedToEval"),
     "monitor": ("Monitor",),
     "options": ("DEFAULT_OUT", "MonitorOptions", "check_options"),
     "record": (

@@ -2,7 +2,7 @@
 
 Where each is said, in a training loop::
 
-    monitor = Monitor(model, optimizer)      # RunStart, Manifest
+    monitor = Monitor(model, optimizer)      # RunStart, Manifest, NonfiniteState
     monitor.load_state_dict(checkpoint)      # RunResumed, if the training goes on
     for batch in data:
         loss = model(batch)
@@ -15,7 +15,7 @@ Where each is said, in a training loop::
                                              #   LossSpike, LossRecovered, Certificate,
                                              #   CertificateRefused, CertificateRevoked,
                                              #   Channels, ChannelsCleared, Repair,
-                                             #   StopRequested;
+                                             #   EvalMode, SwitchedToEval, StopRequested;
                                              #   now and then an Anchor; at any time a
                                              #   SinkError, a MonitorError or a RecordGap
         optimizer.step()
@@ -40,6 +40,7 @@ from ormas_core.certificate_events import (
 )
 from ormas_core.config import MonitorConfig
 from ormas_core.event_base import BaseEvent
+from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
@@ -122,6 +123,7 @@ class Measurement(BaseEvent):
             those were not seen; empty where there were none.
         experts: how rows were spread over sibling modules of which each gets a part.
         channels: channel maxima of the layers whose outputs were seen.
+        evaluating: outermost modules in evaluation mode, with all that is in them.
         clip_norm: total norm to which the host clips after this check; None where it does not, or
             where that is not known.
         clip_factor: by what the clipping multiplies the gradients, 1 for nothing; None where the
@@ -145,6 +147,7 @@ class Measurement(BaseEvent):
     gradient_type: str = ""
     experts: tuple[ExpertRows, ...] = ()
     channels: tuple[ChannelSummary, ...] = ()
+    evaluating: tuple[str, ...] = ()
     clip_norm: float | None = None
     clip_factor: float | None = None
     cost_ns: int = 0
@@ -355,6 +358,9 @@ Event = (
     | AlarmCleared
     | GradientSlope
     | ClipStarvation
+    | NonfiniteState
+    | EvalMode
+    | SwitchedToEval
     | ExpertsStarving
     | ExpertUsage
     | LossSpike

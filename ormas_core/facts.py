@@ -23,6 +23,7 @@ from ormas_core.events import (
     RunEnd,
     RunStart,
 )
+from ormas_core.model_events import NonfiniteState, SwitchedToEval
 from ormas_core.record import decode, encode
 from ormas_core.record_events import RunResumed
 from ormas_core.run_events import SinkError, StopRequested
@@ -32,6 +33,8 @@ TROUBLE: Final = (
     Alarm,
     GradientSlope,
     ClipStarvation,
+    NonfiniteState,
+    SwitchedToEval,
     ExpertsStarving,
     LossSpike,
     NonfiniteLoss,
@@ -47,6 +50,8 @@ Trouble = (
     Alarm
     | GradientSlope
     | ClipStarvation
+    | NonfiniteState
+    | SwitchedToEval
     | ExpertsStarving
     | LossSpike
     | NonfiniteLoss

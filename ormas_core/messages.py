@@ -30,6 +30,7 @@ from ormas_core.events import (
     RunStart,
     SkippedStep,
 )
+from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import Diagnosis, ExpertShare, MechanismState, Signal, Trend
@@ -96,6 +97,8 @@ def _sentence(event: Event) -> str:
                 f"{event.factor:.2g}, and all other layers together keep {event.rest:.2g} of the "
                 f"{event.clip_norm:g} that is clipped to."
             )
+        case NonfiniteState() | EvalMode() | SwitchedToEval():
+            return _describe_model(event)
         case StopRequested() | SinkError() | MonitorError():
             return _describe_run(event)
         case RunResumed() | RecordGap() | CheckpointSaved():
@@ -201,6 +204,25 @@ def _describe_resumed(event: RunResumed) -> str:
         text += "; what came before has no end"
     torn = int(event.torn_record_bytes) + int(event.torn_metrics_bytes)
     return text + (f"; {torn} bytes of a torn last line were cut off." if torn else ".")
+
+
+def _describe_model(event: NonfiniteState | EvalMode | SwitchedToEval) -> str:
+    match event:
+        case NonfiniteState():
+            found = ", ".join(f"{c.layer} ({c.nan} NaN, {c.inf} Inf)" for c in event.layers)
+            return (
+                f"Not finite before the first step: {found}. Loading or initialisation has done "
+                "that, not training."
+            )
+        case EvalMode():
+            return f"In evaluation mode from the first check on: {', '.join(event.modules)}."
+        case SwitchedToEval():
+            return (
+                f"Changed to evaluation mode after step {event.before} while training goes on: "
+                f"{', '.join(event.modules)}. Call model.train() after a validation."
+            )
+        case _:
+            assert_never(event)
 
 
 def _describe_run(event: StopRequested | SinkError | MonitorError) -> str:

@@ -34,6 +34,8 @@ RULE_EVENTS: Final = frozenset(
         "alarm_cleared",
         "gradient_slope",
         "clip_starvation",
+        "eval_mode",
+        "switched_to_eval",
         "experts_starving",
         "expert_usage",
         "loss_spike",

@@ -22,9 +22,11 @@ from ormas_core import (
     LossSpike,
     NonfiniteGradient,
     NonfiniteLoss,
+    NonfiniteState,
     NotLearning,
     RunEnd,
     RunStart,
+    SwitchedToEval,
 )
 
 STATUS: Final = "ormas.status"
@@ -118,6 +120,14 @@ class RunTags:
                 return self._end(alarm_key(event.layer), cleared, f"cleared at step {event.step}")
             case LossSpike() | LossRecovered() | NonfiniteLoss():
                 return self._loss(event)
+            case NonfiniteState():
+                count = event.layers[0]
+                text = f"{count.nan} NaN and {count.inf} Inf before the first step"
+                found = _named(count.layer, "nonfinite"), text
+                return self._note(alarm_key(count.layer), self._episode(found, event.step))
+            case SwitchedToEval():
+                found = _named(event.modules[0], "in evaluation mode"), ", ".join(event.modules)
+                return self._note(alarm_key(event.modules[0]), self._episode(found, event.step))
             case ClipStarvation():
                 episode = self._episode(_clipped(event), event.step)
                 return self._note(alarm_key(event.layer), episode)

@@ -95,6 +95,7 @@ def streams(draw: st.DrawFn, max_size: int = 16) -> list[Measurement]:
                 output_peaks=draw(st.just(()) | st.tuples(PEAKS, PEAKS, PEAKS)),
                 gradient_type=draw(st.sampled_from(["", "float16", "float32"])),
                 experts=draw(st.just(()) | st.tuples(_experts())),
+                evaluating=draw(st.sampled_from([(), (), ("body",), ("Net",)])),
                 clip_norm=1.0,
                 clip_factor=draw(st.sampled_from([None, 1.0, 0.5, 1e-3, 1e-6])),
                 outputs=tuple(

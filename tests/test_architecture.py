@@ -35,6 +35,7 @@ LAYERS: Final = {
     "event_base": 0,
     "events": 0,
     "record_events": 0,
+    "model_events": 0,
     "run_events": 0,
     "terms": 0,
     "version": 0,

@@ -10,6 +10,7 @@ from ormas_core.alarms.coverage import CoverageRule
 from ormas_core.alarms.experts import ExpertRule
 from ormas_core.alarms.gradient import GradientRule
 from ormas_core.alarms.loss import LossRule
+from ormas_core.alarms.mode import ModeRule
 from ormas_core.alarms.nonfinite import NonfiniteRule
 from ormas_core.alarms.rule import Rule, State
 from ormas_core.alarms.slope import SlopeRule
@@ -18,6 +19,7 @@ from ormas_core.events import Event, Measurement
 
 RULES: Final[Mapping[str, Callable[[MonitorConfig], Rule]]] = {
     "coverage": CoverageRule,
+    "mode": ModeRule,
     "nonfinite": NonfiniteRule,
     "gradient": GradientRule,
     "slope": SlopeRule,

@@ -16,6 +16,7 @@ from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.gather import Gather
 from ormas_core.hooks.lanes import Lane
 from ormas_core.hooks.losses import LossNotes
+from ormas_core.hooks.modes import evaluating
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
 from ormas_core.host import PLAIN_LOOP, Host
@@ -210,6 +211,7 @@ class Collector:
             ),
             experts=self.watch.rows.take(),
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
+            evaluating=evaluating(self._selection.model),
             clip_norm=self._host.clip_norm,
             clip_factor=self._clip_factor(gradients, norms.values()),
         )

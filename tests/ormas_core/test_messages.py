@@ -38,6 +38,7 @@ from ormas_core.events import (
     SkippedStep,
 )
 from ormas_core.messages import describe
+from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
@@ -254,6 +255,30 @@ MESSAGES: list[tuple[Event, str]] = [
             "fc2 takes all that clipping leaves: its gradient norm is 1.23e+03, so every gradient "
             "of this step is multiplied by 0.00081, and all other layers together keep 0.00042 of "
             "the 1 that is clipped to."
+        ),
+    ),
+    (
+        NonfiniteState(
+            step=0,
+            layers=(
+                NonfiniteCount(layer="pooler", nan=3, inf=0),
+                NonfiniteCount(layer="head", nan=0, inf=1),
+            ),
+        ),
+        (
+            "Not finite before the first step: pooler (3 NaN, 0 Inf), head (0 NaN, 1 Inf). Loading "
+            "or initialisation has done that, not training."
+        ),
+    ),
+    (
+        EvalMode(step=0, modules=("bn", "stem")),
+        "In evaluation mode from the first check on: bn, stem.",
+    ),
+    (
+        SwitchedToEval(step=50, modules=("Net",), before=40),
+        (
+            "Changed to evaluation mode after step 40 while training goes on: Net. Call "
+            "model.train() after a validation."
         ),
     ),
     (

@@ -132,7 +132,7 @@ def test_the_events_of_one_check_come_in_the_order_of_the_rules() -> None:
         replace(broken, norms=(None, None, None), nonfinite=(), loss=math.inf, loss_elements=2)
     )
     assert [event.kind for event in blind] == ["no_gradients", "nonfinite_loss", "loss_reduced"]
-    order = ["coverage", "nonfinite", "gradient", "slope", "clipping", "experts", "loss"]
+    order = ["coverage", "mode", "nonfinite", "gradient", "slope", "clipping", "experts", "loss"]
     assert list(RULES) == order
 
 
