@@ -109,13 +109,9 @@ class HFMonitorCallback(TrainerCallback):
         trial = self._runs.begin(state)
         run = self._runs.current
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
+        scaler = getattr(optimizer, "scaler", None)
         clips = _clip_norm(args) is not None
         compiled = bool(getattr(args, "torch_compile", False))
-        found: dict[str, Any] = {
-            "scaler": getattr(optimizer, "scaler", None),
-            **self._options,
-            "out": run.out,
-        }
         self.monitor = Monitor(
             model,
             optimizer,
@@ -134,7 +130,7 @@ class HFMonitorCallback(TrainerCallback):
                 notes=(*trial, *_data_parallel(args)),
                 state=_saved_state(state, self._key),
             ),
-            **MonitorOptions(**found),
+            **MonitorOptions(**{"scaler": scaler, **self._options, "out": run.out}),
         )
         run.segments, run.run_id = run.segments + 1, self.monitor.run_id
         self._reader = LossReader(

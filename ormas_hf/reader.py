@@ -55,17 +55,16 @@ class LossReader:
             return
         self._monitor.note_output(output)
         loss = returned_loss(output)
+        # What is returned as a loss need not be the one that the Trainer goes back from.
+        for tensor in _differentiable(output):
+            self.follow(tensor)
         if loss is None:
-            # The Trainer computes one from these: its backward pass goes through them.
-            for tensor in _differentiable(output):
-                self.follow(tensor)
             return
         if kwargs.get("num_items_in_batch") is None:
             self._monitor.note_loss(loss, fallback=True)
         else:
             part = loss.detach() * self._processes
             self._monitor.note_loss(part, reduction="sum", fallback=True)
-        self.follow(loss)
 
     def follow(self, loss: Any) -> None:
         """Have the check made at the end of this loss's backward pass, if the Trainer clips."""

@@ -1,4 +1,4 @@
-"""Models, callbacks and trainings that several tests of the HF callback share. No test lives here."""
+"""Models, callbacks and trainings that tests of the HF callback share. No test lives here."""
 
 from pathlib import Path
 from typing import Any

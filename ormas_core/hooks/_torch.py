@@ -92,13 +92,32 @@ def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
     An engine callback queued from within backward runs when the pass is done, after those queued
     before it. Queueing a second one from the first puts ours behind DDP's and FSDP's own, which
     they queue while the pass is running; so the gradients are final, reduced, and not yet clipped.
+    A pass of `torch.autograd.grad`, as for a penalty on gradients, fills no `.grad` and is none.
     """
     engine = torch.autograd.Variable._execution_engine
 
     def start(gradient: Tensor) -> None:
-        engine.queue_callback(lambda: engine.queue_callback(call))
+        if _accumulates(loss):
+            engine.queue_callback(lambda: engine.queue_callback(call))
 
     loss.register_hook(start)  # type: ignore[no-untyped-call]
+
+
+def _accumulates(tensor: Tensor) -> bool:
+    """Whether the pass that is running fills `.grad`: as the first leaf behind `tensor` fares."""
+    nodes, seen = [tensor.grad_fn], set[Any]()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):  # a leaf's
+            try:
+                return bool(torch._C._will_engine_execute_node(node))
+            except RuntimeError:  # torch's answer where the gradient is handed out instead
+                return False
+        nodes.extend(following for following, _ in node.next_functions)
+    return True
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

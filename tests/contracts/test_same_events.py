@@ -1,6 +1,7 @@
 """The same loop, bare and under both frameworks, is judged the same."""
 
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from support import (
@@ -17,11 +18,13 @@ from support import (
 
 from ormas_core import (
     Alarm,
+    ClipStarvation,
     Diagnosis,
     Event,
     Measurement,
     MemorySink,
     Monitor,
+    MonitorOptions,
     RunEnd,
     RunStart,
     read_record,
@@ -31,6 +34,7 @@ from ormas_hf import HFMonitorCallback
 from ormas_lightning import LightningMonitorCallback
 
 EXPLOSION_AT = 20
+_E = TypeVar("_E", bound=Event)
 
 
 def _bare(folder: Path, sink: MemorySink) -> None:
@@ -125,3 +129,37 @@ def test_the_record_is_whole_and_is_what_the_sinks_saw(
     recorded = [line.event for line in read_record(folder)]
     assert recorded == [event for event in events if not isinstance(event, Measurement)]
     assert isinstance(recorded[0], RunStart)
+
+
+def test_a_layer_that_takes_the_clipped_norm_is_named_alike(tmp_path: Path) -> None:
+    """Both frameworks clip to a norm of 1: same factors, same starvation, same verdict."""
+    found = []
+    for name in ("lightning", "hf"):
+        sink, folder = MemorySink(), tmp_path / name
+        options: MonitorOptions = {"out": folder / "run", "check_every": 1, "sinks": [sink]}
+        if name == "hf":
+            net = ToyNet()
+            plant_explosion(net, EXPLOSION_AT)
+            arguments = hf_arguments(folder, max_grad_norm=1.0)
+            hf_trainer(net, arguments, [HFMonitorCallback(**options)]).train()
+        else:
+            lit = lightning_net()
+            plant_explosion(lit, EXPLOSION_AT)
+            callbacks = [LightningMonitorCallback(**options)]
+            lightning_trainer(folder, callbacks, gradient_clip_val=1.0).fit(lit, loader())
+        found.append(sink.events)
+    first, second = found
+    assert [(e.kind, e.step) for e in first] == [(e.kind, e.step) for e in second]
+    for one, other in zip(of_kind(first, Measurement), of_kind(second, Measurement), strict=True):
+        assert one.clip_norm == other.clip_norm == 1.0
+        assert one.clip_factor == pytest.approx(other.clip_factor, rel=1e-5)
+    (one,), (other,) = of_kind(first, ClipStarvation), of_kind(second, ClipStarvation)
+    assert (one.layer, one.step) == (other.layer, other.step) == ("fc2", EXPLOSION_AT)
+    assert one.factor == pytest.approx(other.factor, rel=1e-5)
+    assert one.factor < 1e-4
+    assert of_kind(first, RunEnd)[0].status is of_kind(second, RunEnd)[0].status
+
+
+def of_kind(events: list[Event], kind: type[_E]) -> list[_E]:
+    """Return the events of a kind."""
+    return [event for event in events if isinstance(event, kind)]

@@ -79,6 +79,16 @@ def agree(seat: Seat, folder: Path) -> dict[str, tuple[list[bool], str]]:
     return {"together": (answers, agreement.problem), "alone": (alone, lonely.problem)}
 
 
+def tell(seat: Seat, folder: Path) -> tuple[list[str], list[Any], str]:
+    """Tell the other rank this one's number, then let rank 1 stay away once."""
+    together = Agreement().gather(bytes([seat.rank]))
+    lonely = Agreement(timeout_s=2.0)
+    alone = [lonely.gather(b"1")] if seat.rank == 0 else []
+    torch.distributed.barrier()
+    alone.append(lonely.gather(b"1"))
+    return [each.hex() for each in together or []], alone, lonely.problem
+
+
 def digest(net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """Return a hash of every parameter and its optimizer state; running statistics are local."""
     found = hashlib.sha256()
