@@ -27,6 +27,10 @@ TRIAL_SUFFIX: Final = "_fast_dev_run"
 """Ends the name of the run folder of a `fast_dev_run`, which the next one overwrites."""
 
 
+LENT: Final = ("log", "log_dict")
+"""Methods of the module that Lightning puts on each callback, and so the module."""
+
+
 class LightningMonitorCallback(Callback):
     """Watches a fit: `Trainer(callbacks=[LightningMonitorCallback()])`.
 
@@ -174,10 +178,13 @@ class LightningMonitorCallback(Callback):
         """End the run if nothing else has."""
         if stage == "fit":
             self._close()
+            for name in LENT:
+                self.__dict__.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings: a copy in another process or trainer watches nothing yet."""
-        return {**self.__dict__, "monitor": None, "_losses": []}
+        own = {name: value for name, value in self.__dict__.items() if name not in LENT}
+        return {**own, "monitor": None, "_losses": []}
 
     def _logger_sinks(self, trainer: Trainer) -> Iterator[Sink]:
         if self._patterns is not None and trainer.is_global_zero:

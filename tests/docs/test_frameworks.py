@@ -64,9 +64,10 @@ def test_each_cell_is_held_by_a_test_of_its_framework(
     assert about, f"{feature}: no test {said[2]} of {framework}; found in {files}"
 
 
-def test_every_file_about_the_trainer_is_represented() -> None:
+@pytest.mark.parametrize("package", ["ormas_hf", "ormas_lightning"])
+def test_every_file_about_a_framework_is_represented(package: str) -> None:
     """So that a new subject gets its row."""
     named = {name for _, _, cell in CELLS for name in re.findall(r"`(test_\w+)`", cell)}
-    for path in (TESTS / "ormas_hf").glob("test_*.py"):
+    for path in (TESTS / package).glob("test_*.py"):
         own = {name for name, files in every_test().items() if path in files}
         assert own & named, path.name
