@@ -14,15 +14,7 @@ from ormas_core.alarms import AlarmEngine
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Manifest
 from ormas_core.facts import RunFacts
-from ormas_core.hooks import (
-    Collector,
-    Lane,
-    Lanes,
-    Reduction,
-    optimizers_of,
-    select,
-    starting_state,
-)
+from ormas_core.hooks import Collector, Lane, Lanes, Reduction, optimizers_of, select
 from ormas_core.host import PLAIN_LOOP, Host
 from ormas_core.journal import UNKNOWN, Paths, guard
 from ormas_core.manifest import Sightings, first_lines, run_start
@@ -115,7 +107,7 @@ class Monitor:
         self.run_id = start.run_id
         lines = first_lines(selection, host, optimizers, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup, host.loss_hint)
-        for event in (Manifest(step=0, mechanisms=lines), *starting_state(selection)):
+        for event in (Manifest(step=0, mechanisms=lines), *collector.first_events()):
             self._emit(event)
         lanes = self._lanes if len(optimizers) > 1 else None
         parts = self._alarms, collector.ledger, self._sightings

@@ -5,7 +5,6 @@ from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.lanes import Lane, Lanes, optimizers_of
 from ormas_core.hooks.losses import Reduction
-from ormas_core.hooks.modes import starting_state
 from ormas_core.hooks.select import (
     Selection,
     WatchedLayer,
@@ -27,7 +26,6 @@ __all__ = [
     "after_backward",
     "optimizers_of",
     "select",
-    "starting_state",
     "unwrap",
     "unwrap_optimizer",
     "watch_calls",

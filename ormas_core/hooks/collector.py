@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -16,10 +16,11 @@ from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.gather import Gather
 from ormas_core.hooks.lanes import Lane
 from ormas_core.hooks.losses import LossNotes
-from ormas_core.hooks.modes import evaluating
+from ormas_core.hooks.modes import evaluating, starting_state
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
 from ormas_core.host import PLAIN_LOOP, Host
+from ormas_core.model_events import NonfiniteState
 from ormas_core.terms import ChannelSummary, NonfiniteCount, OutputGradient, Stage
 
 _Values = list[tuple[str, Tensor]]
@@ -108,6 +109,10 @@ class Collector:
             slots = self._add_scale(gather)
             host = gather.fetch()
             self._observe_scale(attempt, [float(host[slot][0]) for slot in slots])
+
+    def first_events(self) -> Iterator[NonfiniteState]:
+        """Return what can be said of the model's values before the first step."""
+        return starting_state(self._selection)
 
     def arm(self) -> None:
         """Observe the forward passes from here on, until `read` or `disarm`.
