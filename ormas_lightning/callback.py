@@ -91,7 +91,7 @@ class LightningMonitorCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start a run, or a further segment of the last one."""
-        restored, trial = self._restored, bool(trainer.fast_dev_run)
+        restored, trial = self._restored, bool(getattr(trainer, "fast_dev_run", False))
         self._close()
         self._starting = False
         scaler = getattr(trainer.precision_plugin, "scaler", None)
