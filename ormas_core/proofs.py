@@ -16,7 +16,7 @@ from ormas_core.hooks import ForwardWatch, Reading, Selection
 from ormas_core.repairs import RepairMode, Repairs
 from ormas_core.terms import CERTIFICATES, Mechanism, MechanismState
 
-_Value = TypeVar("_Value")
+V = TypeVar("V")
 
 _DEPTH: Final = 4
 _LIMIT: Final = 300
@@ -173,10 +173,10 @@ def _larger(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
 
 
 def _largest(
-    found: Sequence[Mapping[str, _Value]], larger: Callable[[_Value, _Value], _Value]
-) -> dict[str, _Value]:
+    found: Sequence[Mapping[str, V]], larger: Callable[[V, V], V]
+) -> dict[str, V]:
     """Return, for each layer, the largest value (or values) that any reading has."""
-    whole: dict[str, _Value] = {}
+    whole: dict[str, V] = {}
     for part in found:
         for layer, value in part.items():
             whole[layer] = larger(whole[layer], value) if layer in whole else value
