@@ -18,14 +18,18 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/ormas-monitor demo --out ormas_demo --overwrite
 
+# Processes that run the tests; each takes whole files.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
