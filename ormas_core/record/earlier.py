@@ -72,6 +72,7 @@ def look_back(folder: Path) -> Earlier | None:
     if not path.exists():
         return None
     start: RunStart | None = None
+    pinned: Anchor | None = None
     reached, ended = 0, False
     with open_inside(folder, RECORD_FILE, steady=False) as file:
         for number, raw in enumerate(Lines(file), start=1):
@@ -91,10 +92,13 @@ def look_back(folder: Path) -> Earlier | None:
                 case RunEnd():
                     reached, ended = max(reached, event.steps), True
                 case Anchor():
+                    pinned = event
                     reached = max(reached, event.step + (not ended))
                 case _:
                     pass
     last, row = last_line(path), last_line(folder / METRICS_FILE)
+    rows = row.seq + 1 if row else 0
+    _require_rows(folder, rows, pinned)
     if start is None or last is None:
         return None
     return Earlier(
@@ -102,10 +106,21 @@ def look_back(folder: Path) -> Earlier | None:
         segment=start.segment,
         head=last.hash,
         lines=last.seq + 1,
-        metrics_rows=row.seq + 1 if row else 0,
+        metrics_rows=rows,
         reached=max(reached, row.event.step + 1 if row else 0),
         ended=ended,
     )
+
+
+def _require_rows(folder: Path, rows: int, pinned: Anchor | None) -> None:
+    """Refuse metrics that lack rows which were on the disk before the record named them."""
+    if pinned is not None and rows < pinned.metrics_rows:
+        raise RecordFormatError(
+            str(folder),
+            f"{folder / METRICS_FILE} has {rows} rows, and an anchor of {RECORD_FILE} names "
+            f"{pinned.metrics_rows}: these files do not belong together, and this record cannot be "
+            "continued. Choose another folder with out=...",
+        )
 
 
 def resume(folder: Path) -> Earlier | None:

@@ -111,6 +111,7 @@ def inspect(
 
     Raises:
         FileNotFoundError: there is no record.
+        NotADirectoryError: `folder` is something else.
         RecordChangedError: a file was changed while it was being read.
     """
     found = Inspection(going_on=os.path.lexists(folder / LOCK_FILE))
@@ -140,7 +141,7 @@ def inspect(
 def _opened(open_files: ExitStack, folder: Path, scan: Scan) -> BinaryIO | None:
     try:
         return open_files.enter_context(open_inside(folder, scan.name))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if scan.name == RECORD_FILE:
             raise
         scan.failure = f"{scan.name} is missing"
@@ -169,7 +170,7 @@ def _take(found: Inspection, rows: "_Rows", event: Event | None) -> None:
         case CheckpointSaved():
             _note_model(found, event)
         case RecordGap():
-            found.lost += event.events + event.measurements
+            _note_gap(found, event)
         case Measurement():
             record.note_misfit("a measurement does not belong into this file")
         case Anchor():
@@ -183,6 +184,14 @@ def _take(found: Inspection, rows: "_Rows", event: Event | None) -> None:
         case _:
             pass
     record.loud = found.ended
+
+
+def _note_gap(found: Inspection, gap: RecordGap) -> None:
+    """Count what a gap says is missing; no gap makes up for another one."""
+    if min(gap.events, gap.measurements) < 0:
+        found.record.note_misfit("a gap of less than nothing")
+    else:
+        found.lost += gap.events + gap.measurements
 
 
 def _note_model(found: Inspection, event: CheckpointSaved) -> None:

@@ -113,6 +113,7 @@ def verify_record(folder: str | os.PathLike[str], request: Request | None = None
 
     Raises:
         FileNotFoundError: there is no `record.jsonl` in `folder`.
+        NotADirectoryError: `folder` is something else.
         RecordChangedError: a file was changed while it was being read.
         KeyFileError: the key of the request cannot be read.
     """
