@@ -66,10 +66,13 @@ def look_back(folder: Path) -> Earlier | None:
     Both files end in whole lines here: see `cut_torn_line`.
 
     Raises:
-        RecordFormatError: a line that matters cannot be read.
+        RecordFormatError: a line that matters cannot be read, or the metrics are not its own.
     """
     path = folder / RECORD_FILE
+    row = last_line(folder / METRICS_FILE)
+    rows = row.seq + 1 if row else 0
     if not path.exists():
+        _require_rows(folder, rows, None)
         return None
     start: RunStart | None = None
     pinned: Anchor | None = None
@@ -96,9 +99,8 @@ def look_back(folder: Path) -> Earlier | None:
                     reached = max(reached, event.step + (not ended))
                 case _:
                     pass
-    last, row = last_line(path), last_line(folder / METRICS_FILE)
-    rows = row.seq + 1 if row else 0
-    _require_rows(folder, rows, pinned)
+    last = last_line(path)
+    _require_rows(folder, rows, None if start is None else pinned.metrics_rows if pinned else 0)
     if start is None or last is None:
         return None
     return Earlier(
@@ -112,15 +114,26 @@ def look_back(folder: Path) -> Earlier | None:
     )
 
 
-def _require_rows(folder: Path, rows: int, pinned: Anchor | None) -> None:
-    """Refuse metrics that lack rows which were on the disk before the record named them."""
-    if pinned is not None and rows < pinned.metrics_rows:
-        raise RecordFormatError(
-            str(folder),
-            f"{folder / METRICS_FILE} has {rows} rows, and an anchor of {RECORD_FILE} names "
-            f"{pinned.metrics_rows}: these files do not belong together, and this record cannot be "
-            "continued. Choose another folder with out=...",
-        )
+def _require_rows(folder: Path, rows: int, pinned: int | None) -> None:
+    """Refuse metrics that are not those of the record: none is lost, and none is taken over.
+
+    Args:
+        folder: the run folder.
+        rows: rows of the metrics.
+        pinned: those that the last anchor names, which were on the disk before it was; None where
+            no run begins in the record.
+    """
+    if pinned is None and rows:
+        what = f"{rows} rows, and no run begins in {RECORD_FILE}"
+    elif pinned is not None and rows < pinned:
+        what = f"{rows} rows, and an anchor of {RECORD_FILE} names {pinned}"
+    else:
+        return
+    raise RecordFormatError(
+        str(folder),
+        f"{folder / METRICS_FILE} has {what}: these files do not belong together, and this record "
+        "cannot be continued. Choose another folder with out=...",
+    )
 
 
 def resume(folder: Path) -> Earlier | None:

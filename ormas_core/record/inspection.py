@@ -23,6 +23,7 @@ from ormas_core.record.reader import METRICS_FILE, RECORD_FILE
 from ormas_core.record.scan import Pause, Scan, scan_lines
 from ormas_core.record.statement import MAX_MODELS, SealedModel, model_of
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
+from ormas_core.terms import Status
 from ormas_core.version import RECORD_SCHEMA
 
 LOCK_FILE: Final = "record.lock"
@@ -49,10 +50,11 @@ class Inspection:
     Attributes:
         record: the lines of the record.
         metrics: the rows of the metrics.
-        start: the first event, if it is a `run_start`.
+        schema: format version of the first `run_start`; 0 without one.
+        run_id: the run that it begins.
         anchors: good anchors so far.
         anchor: the last of them, and in `anchor_line` its line, from 1.
-        end: the `run_end` of the last segment, if it has one.
+        status: of the `run_end` of the last segment; None where it has none.
         segments: how often a run starts.
         ended: whether the last segment has its `run_end`.
         closed: whether an anchor follows it.
@@ -70,8 +72,9 @@ class Inspection:
 
     record: Scan = field(default_factory=lambda: Scan(RECORD_FILE))
     metrics: Scan = field(default_factory=lambda: Scan(METRICS_FILE))
-    start: RunStart | None = None
-    end: RunEnd | None = None
+    schema: int = 0
+    run_id: str = ""
+    status: Status | None = None
     segments: int = 0
     anchors: int = 0
     anchor: Anchor | None = None
@@ -133,6 +136,7 @@ def inspect(
                 else:
                     _take(found, rows, event)
                     _examine(found, event, examiners, claims)
+                del event  # the next one is read while this name is bound, and each may be large
             witness.finish()
         rows.finish()
     return found
@@ -166,7 +170,7 @@ def _take(found: Inspection, rows: "_Rows", event: Event | None) -> None:
             if (event.lines, event.head) != found.segment_at:
                 record.refused = "it does not name the line it goes on from"
         case RunEnd():
-            found.end, found.ended = event, True
+            found.status, found.ended = event.status, True
         case CheckpointSaved():
             _note_model(found, event)
         case RecordGap():
@@ -210,9 +214,10 @@ def _note_model(found: Inspection, event: CheckpointSaved) -> None:
 
 
 def _begin(found: Inspection, start: RunStart) -> None:
-    found.start = found.start or start
+    if not found.segments:
+        found.schema, found.run_id = start.schema, start.run_id
     found.segments += 1
-    found.end, found.ended, found.closed = None, False, False
+    found.status, found.ended, found.closed = None, False, False
     found.segment_at = (found.record.lines, found.record.head.decode())
     if start.schema > RECORD_SCHEMA:
         found.record.note_misfit(

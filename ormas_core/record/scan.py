@@ -124,6 +124,7 @@ def scan_lines(
                 if event is None or scan.loud or event.kind.encode() not in quiet:
                     yield event
                 _require_taken(scan)
+                members = event = None  # they may be large, and so may be those of the next line
             head, count, end = digest, count + 1, end + len(raw) + 1
             if count == scan.pause_at:
                 scan.lines, scan.head, scan.end = count, head, end

@@ -13,7 +13,7 @@ from ormas_core.record.lock import FolderLock
 from ormas_core.record.models import IGNORED, model_files
 from ormas_core.record.scan import Scan
 from ormas_core.record.statement import Seal, SealedModel, model_of, statement_of
-from ormas_core.terms import SavedFile
+from ormas_core.terms import SavedFile, Status
 from ormas_core.version import VERSION
 
 
@@ -53,8 +53,8 @@ def sign_record(
         named[model.name] = model
     seal = Seal(
         run={
-            "id": found.start.run_id if found.start else "",
-            "status": found.end.status.value if found.end else "interrupted",
+            "id": found.run_id,
+            "status": (found.status or Status.INTERRUPTED).value,
             "complete": found.closed,
             "head": found.record.head.decode(),
             "lines": str(found.record.lines),

@@ -191,8 +191,7 @@ def _schema(evidence: Evidence) -> Answer:
         return Outcome.FAIL, f"{found.record.misfit or found.metrics.misfit}{more}."
     if not found.record.lines:
         return Outcome.UNCHECKED, "There is no line to look at."
-    version = found.start.schema if found.start else 0
-    kinds = f"Format version {version}; every line is an event of a known kind in its place."
+    kinds = f"Format version {found.schema}; every line is an event of a known kind in its place."
     return Outcome.PASS, kinds
 
 
