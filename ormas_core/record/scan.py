@@ -87,8 +87,6 @@ def scan_lines(
         lines: `Pause.HERE`. `scan` is up to date then, and at the end.
 
     Args:
-        scan: what is found.
-        file: the file.
         quiet: kinds that need no look.
         canonical: serialise each line again and compare it.
         hashed: hash the file as a whole too.

@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 from support import ToyNet, loader, plain_loop, sgd
 
-from ormas_core import MemorySink, Monitor, RecordFormatError, verify_record
+from ormas_core import (
+    MemorySink,
+    Monitor,
+    RecordExistsError,
+    RecordFormatError,
+    verify_record,
+)
 
 Make = Callable[..., tuple[Monitor, MemorySink]]
 
@@ -59,3 +65,26 @@ def test_a_model_that_no_record_can_name_costs_its_binding_only(
     monitor.close(models=[tmp_path / name])
     assert caplog.text.count("is not bound to the record") == 1
     assert verify_record(tmp_path / "run").complete
+
+
+def test_a_sealed_record_is_not_continued(make: Make, tmp_path: Path) -> None:
+    """Its signature would not hold any more; nothing is changed."""
+    make(ToyNet())[0].close()
+    (tmp_path / "run" / "record.dsse.json").write_text("{}")
+    before = (tmp_path / "run" / "record.jsonl").read_bytes()
+    with pytest.raises(RecordExistsError, match="is sealed"):
+        make(ToyNet(), resume=True)
+    assert (tmp_path / "run" / "record.jsonl").read_bytes() == before
+    assert not (tmp_path / "run" / "record.lock").exists()
+    make(ToyNet(), overwrite=True)[0].close()
+    assert not (tmp_path / "run" / "record.dsse.json").exists()
+
+
+def test_a_record_that_cannot_be_read_is_not_continued(make: Make, tmp_path: Path) -> None:
+    """Refused before training, with the line; the lock is given back."""
+    make(ToyNet())[0].close()
+    path = tmp_path / "run" / "record.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"world_size":1', b'"world_size":"x"'))
+    with pytest.raises(RecordFormatError, match=r"line 1: .* cannot be continued"):
+        make(ToyNet(), resume=True)
+    assert not (tmp_path / "run" / "record.lock").exists()
