@@ -82,11 +82,12 @@ def scan_lines(
     """Go through a file, from its beginning, while the chain holds; stop for a look where needed.
 
     Yields:
-        Before each line that is not of a `quiet` kind, and before each line at all while
-        `scan.loud`: its event, or None where it is of no kind known. After `scan.pause_at` good
-        lines: `Pause.HERE`. `scan` is up to date then, and at the end.
+        Before each line of no `quiet` kind, and while `scan.loud` before any: its event, or None
+        for an unknown kind. After `scan.pause_at` good lines: `Pause.HERE`. `scan` is up to date.
 
     Args:
+        scan: what is found.
+        file: the file.
         quiet: kinds that need no look.
         canonical: serialise each line again and compare it.
         hashed: hash the file as a whole too.
@@ -108,7 +109,6 @@ def scan_lines(
             if found is not None and (raw.isascii() or _is_text(raw)):
                 members, (prev, seq, claimed) = None, found.groups()
             else:
-                scan.lines = count
                 members, prev, seq, claimed = _parse(raw)
             if claimed != digest or prev != head or int(seq) != count:
                 scan.lines, scan.head = count, head
