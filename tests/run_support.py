@@ -19,6 +19,7 @@ from ormas_core import (
     MemorySink,
     Monitor,
     MonitorError,
+    RunFacts,
 )
 
 Make = Callable[..., tuple[Monitor, MemorySink]]
@@ -76,6 +77,15 @@ class Run:
             loss.backward()
         self._monitor.step()
         self.optimizer.step()
+
+    def close(self) -> None:
+        """End the run."""
+        self._monitor.close()
+
+    @property
+    def facts(self) -> RunFacts:
+        """What is known of the run."""
+        return self._monitor.facts
 
     def news(self) -> list[Event]:
         """Return what was said since the last call of this; the monitor must not have failed."""
