@@ -156,7 +156,7 @@ class CertificateWatch:
         plain = {name for name, module in self._layers if _is_plain(module)}
         if self.outcome is None:
             # What the starting weights bring along is claimed at the first check.
-            return frozenset() if self._asked else frozenset(plain)
+            return frozenset(() if self._asked else plain)
         return frozenset(plain) & frozenset(
             condition.layer
             for claim in (
@@ -275,7 +275,7 @@ class CertificateWatch:
     def _doubts(
         self, graphs: Sequence[Graph], found: Mapping[int, Owner], evidence: Evidence
     ) -> dict[Key, str]:
-        """Return what is proven and not yet claimed, and of which a guard fails already."""
+        """Return what is proven, not yet claimed, and of which a guard fails already."""
         assert self.outcome is not None  # noqa: S101 - set by the caller
         fresh = {
             key: (claim, place, rows, self.outcome.rates)
@@ -349,10 +349,7 @@ class CertificateWatch:
             )
 
     def _refuse(self, step: int, doubts: Mapping[Key, str]) -> Iterator[CertificateRefused]:
-        """Say why units that look dead and had no gradient are not certified; once each.
-
-        Also why proven ones are not, of which a guard fails.
-        """
+        """Say why units that look dead, or are proven and in doubt, are not certified; once."""
         assert self.outcome is not None  # noqa: S101 - set by the caller
         groups: dict[tuple[str, str], list[int]] = {}
         for (layer, _, _, unit), reason in doubts.items():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from repair_support import CERTIFIED, Channels, plant_certified, sgd
-from run_support import Make, Run, started, write_gradient
+from run_support import Batches, FarBias, Make, Run, started, write_gradient
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -189,3 +189,31 @@ def test_a_revoked_certificate_may_be_issued_again(make: Make) -> None:
     run.net.norm.train()
     run.step()
     assert run.certified() == [((3,), "absorbing", False)]
+
+
+def test_a_layer_that_is_called_under_a_transform_does_no_harm(make: Make) -> None:
+    """The size of an input inside vmap cannot be read: nothing is claimed that rests on it."""
+
+    class Mapped(FarBias):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.func.vmap(lambda row: self.head(torch.relu(self.fc(row))))(x)
+
+    net = Mapped()
+    run = Run(make, net, sgd(net), Batches(net))
+    run.steps(3)
+    assert run.certified() == []
+
+
+def test_a_batch_of_no_samples_does_no_harm(make: Make) -> None:
+    """It proves nothing, so the claim is withdrawn, and issued again with the next batch."""
+    net = FarBias()
+    batches = Batches(net)
+    run = Run(make, net, sgd(net, lr=1e-3), (loss.nan_to_num() for loss in batches))
+    run.steps(2)
+    assert len(run.certified()) == 2
+    batches.rows = 0
+    run.step()
+    assert set(run.revoked()) == {(1, 4, 7)}
+    batches.rows = 20
+    run.step()
+    assert len(run.certified()) == 2
