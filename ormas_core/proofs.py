@@ -59,8 +59,12 @@ class Proofs:
 
     def arm(self) -> None:
         """Get ready for a step that is sampled."""
-        if not self._failed:
+        if self._failed:
+            return
+        try:
             self._watch.arm()
+        except Exception as error:  # noqa: BLE001 - a tensor that takes no hook costs the proofs only
+            self._fail(error)
 
     def note(self, output: Any) -> None:
         """Read the graph behind a loss, or behind the outputs of a model, however nested."""
