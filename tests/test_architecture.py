@@ -44,6 +44,7 @@ LAYERS: Final = {
     "sinks": 1,
     "alarms": 2,
     "certificates": 2,
+    "checkpoints": 2,
     "hooks": 2,
     "record": 2,
     "repair": 2,
@@ -67,6 +68,7 @@ LAYERS: Final = {
 TORCH_USERS: Final = {
     "certificates",
     "certification",
+    "checkpoints",
     "hooks",
     "monitor",
     "proofs",
@@ -77,6 +79,7 @@ TORCH_USERS: Final = {
 LIBRARIES: Final = {
     "certificates": {"numpy", "torch"},
     "certification": {"torch"},
+    "checkpoints": {"numpy", "torch"},
     "hooks": {"numpy", "torch"},
     "monitor": {"torch"},
     "proofs": {"torch"},
