@@ -1,0 +1,85 @@
+"""Rows that stand apart from the population: exact zeros, and groups behind a gap.
+
+No magnitude is large or small by itself: what counts is the gap to the others, and how it compares
+with the spread that these have among themselves.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+FEWEST: Final = 8
+"""Rows that a population needs; of fewer nothing is said but which are zero."""
+
+LOW_GAP: Final = 3.0
+"""Decades that rows must lie below the others. Healthy layers spread over one or two, evenly."""
+
+HIGH_GAP: Final = 2.0
+"""Decades that rows must lie above the others."""
+
+SPREADS: Final = 2.0
+"""A gap is also at least this many times as wide as the population behind it."""
+
+_LOW_SHARE: Final = 0.5
+_HIGH_SHARE: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroups:
+    """The rows of a tensor, sorted by their largest |x|.
+
+    Attributes:
+        count: number of rows.
+        zero: indices of rows that are exactly zero.
+        low: indices of rows that are not zero and lie below a gap.
+        high: indices of rows that lie above a gap.
+        median: median largest |x| of the rows that are not zero; 0 if all are.
+    """
+
+    count: int
+    zero: tuple[int, ...] = ()
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
+    median: float = 0.0
+
+
+def row_groups(magnitude: Any) -> RowGroups:
+    """Return the groups of rows with these largest |x|, `(rows,)`, finite and not negative."""
+    zero = np.flatnonzero(magnitude == 0)
+    rest = np.flatnonzero(magnitude)
+    if not len(rest):
+        return RowGroups(count=len(magnitude), zero=tuple(map(int, zero)))
+    sizes = np.log10(magnitude[rest])
+    order = np.argsort(sizes, kind="stable")
+    low, high = _apart(sizes[order])
+    return RowGroups(
+        count=len(magnitude),
+        zero=tuple(map(int, zero)),
+        low=tuple(sorted(map(int, rest[order[:low]]))),
+        high=tuple(sorted(map(int, rest[order[len(order) - high :]]))) if high else (),
+        median=float(np.median(magnitude[rest])),
+    )
+
+
+def _apart(sizes: Any) -> tuple[int, int]:
+    """Return how many of the sorted logarithms lie below a gap, and how many above one."""
+    count = len(sizes)
+    if count < FEWEST:
+        return 0, 0
+    gaps = np.diff(sizes)
+    most = int(count * _LOW_SHARE)
+    low = int(np.argmax(gaps[:most])) + 1
+    if gaps[low - 1] < max(LOW_GAP, SPREADS * _spread(sizes[low:])):
+        low = 0
+    most = max(1, int(count * _HIGH_SHARE))
+    start = count - 1 - most
+    high = most - int(np.argmax(gaps[start:]))
+    if gaps[count - high - 1] < max(HIGH_GAP, SPREADS * _spread(sizes[low : count - high])):
+        high = 0
+    return low, high
+
+
+def _spread(sizes: Any) -> float:
+    """Return the decades between the 5th and the 95th percentile."""
+    return float(np.subtract(*np.percentile(sizes, [95, 5]))) if len(sizes) else 0.0
