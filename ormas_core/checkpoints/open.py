@@ -1,8 +1,10 @@
 """Finds out what a path holds, and lists its tensors."""
 
 import os
+from pathlib import Path
 
-from ormas_core.checkpoints.opened import Checkpoint
+from ormas_core.checkpoints.opened import Checkpoint, Kind
+from ormas_core.errors import CheckpointError
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, trust: bool = False) -> Checkpoint:
@@ -18,4 +20,23 @@ def open_checkpoint(path: str | os.PathLike[str], *, trust: bool = False) -> Che
     Raises:
         CheckpointError: there is nothing at the path.
     """
-    raise NotImplementedError
+    from ormas_core.checkpoints.folder import open_folder, open_index
+    from ormas_core.checkpoints.sets import FileSet, assemble
+
+    given = Path(path)
+    try:
+        is_folder = given.is_dir()
+        if not is_folder:
+            given.stat()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(
+            str(path), f"There is no checkpoint at {path}: {reason}. Name a file or a folder."
+        ) from None
+    if is_folder:
+        return open_folder(given, trust=trust)
+    single = FileSet(path=given, folder=given.parent, files=(given.name,))
+    found = assemble(single, trust=trust)
+    if found.kind is Kind.UNKNOWN and not found.entries:
+        return open_index(given, trust=trust) or found
+    return found

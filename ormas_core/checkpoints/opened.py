@@ -6,7 +6,15 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from ormas_core.checkpoints.files import inside, stamp_of
+from ormas_core.checkpoints.names import clean_name
 from ormas_core.checkpoints.tensors import TensorFacts
+from ormas_core.errors import CheckpointError
+
+_CHANGED: Final = (
+    "{} was changed while it was read: what was found in it is void. Run the check again when "
+    "nobody writes."
+)
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with the bytes read so far and the bytes to read."""
@@ -52,10 +60,12 @@ PROBLEMS: Final[Mapping[str, str]] = {
     "unsafe-path": "An entry leads out of the folder, through a foreign link, or to a device.",
     "unreadable": "The file could not be read; the reason is said.",
     "changed": "The file was changed while it was read: the result is void.",
+    "dangerous-objects": "The pickle would import what can run code; none was imported.",
     "refused-objects": "The pickle holds objects that are no tensors; none was made.",
     "refused-tensors": "Tensors that only code of the pickle could make were not read.",
     "stray-weights": "Other weight files beside those that a loader would use.",
     "not-judged": "Files of the folder that hold no weights, such as those of an optimizer.",
+    "incomplete": "The folder was not saved to its end: what is missing is said.",
     "no-tensors": "There is not a single tensor.",
     "config": "config.json, or another settings file, is there and cannot be read.",
 }
@@ -92,6 +102,7 @@ class Entry:
         packed: why it is packed integers rather than weights; empty if it is not.
         missing: why it cannot be read; empty if it can.
         placeholder: whether it was saved without data.
+        shares: name of an earlier tensor that is the same stretch of the same file; or "".
         source: for formats that a library reads: what to ask it for.
     """
 
@@ -105,6 +116,7 @@ class Entry:
     packed: str = ""
     missing: str = ""
     placeholder: bool = False
+    shares: str = ""
     source: Any = None
 
 
@@ -124,7 +136,9 @@ class Checkpoint:
         index: the parsed index of the shards, or None.
         globals: names that the pickles of the file would import, sorted; none is imported.
         problems: what was wrong with files.
-        folder: the folder that holds the files.
+        folder: the folder that holds the files; equal to `path` if that is a folder.
+        strays: other weight files of the folder, which a loader would not use.
+        stamps: what each file was when it was opened.
     """
 
     path: Path
@@ -139,7 +153,23 @@ class Checkpoint:
     globals: tuple[str, ...] = ()
     problems: tuple[ReadProblem, ...] = ()
     folder: Path = Path()
+    strays: tuple[str, ...] = ()
     stamps: Mapping[str, tuple[int, ...]] = field(default_factory=dict, repr=False)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Clean names of the tensors, in the order of `entries`."""
+        return tuple(clean_name(entry.name) for entry in self.entries)
+
+    def place(self, file: str) -> Path:
+        """Return the path of one of the files.
+
+        Raises:
+            CheckpointError: it leads out of the folder.
+            OSError: it is not there.
+        """
+        own = self.path != self.folder and file == self.path.name
+        return self.path if own else inside(self.folder, file)
 
     def tensors(
         self, against: "Checkpoint | None" = None, *, progress: Progress | None = None
@@ -150,12 +180,26 @@ class Checkpoint:
             against: a base to compare each with, by clean name.
             progress: told how far the reading is.
         """
-        raise NotImplementedError
+        from ormas_core.checkpoints.reading import read_tensors
+
+        return read_tensors(self, against, progress)
 
     def changes(self) -> tuple[ReadProblem, ...]:
         """Return which files are no longer what they were when they were opened: ask at the end."""
-        raise NotImplementedError
+        return tuple(
+            ReadProblem(code="changed", where=file, detail=_CHANGED.format(file))
+            for file, stamp in self.stamps.items()
+            if self._stamp(file) != stamp
+        )
+
+    def _stamp(self, file: str) -> tuple[int, ...]:
+        try:
+            return stamp_of(self.place(file).stat())
+        except (OSError, CheckpointError):
+            return ()
 
     def same_bytes(self, name: str, other: str) -> bool:
         """Whether two tensors with equal fingerprints have equal bytes; reads both again."""
-        raise NotImplementedError
+        from ormas_core.checkpoints.reading import same_bytes
+
+        return same_bytes(self, name, other)

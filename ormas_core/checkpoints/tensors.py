@@ -91,6 +91,8 @@ class TensorFacts:
             (complex128 for complex ones); None for others.
         sample: up to `SAMPLED` values, spread evenly over the first megabyte, as float64.
         fingerprint: equal for two tensors of equal bytes, type and shape, and hardly ever else.
+        shares: name of an earlier tensor that is the same stretch of the same file, as tied weights
+            are in PyTorch files: this one says nothing new. Empty for others.
         base: the comparison that was asked for, or None.
     """
 
@@ -111,6 +113,7 @@ class TensorFacts:
     values: Any = field(default=None, repr=False)
     sample: Any = field(default=None, repr=False)
     fingerprint: bytes = b""
+    shares: str = ""
     base: Comparison | None = None
 
     @property
