@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from ormas_core.checkpoints.blocks import (
-    BLOCK,
     Bytes,
     FileBytes,
     MemoryBytes,
     Table,
     gathered,
+    new_buffer,
     table_of,
 )
 from ormas_core.checkpoints.compare import Beside, comparable
@@ -59,8 +57,8 @@ class Files:
 class Bench:
     """What one thread works with: two buffers, made once."""
 
-    mine: Any = field(default_factory=lambda: np.empty(BLOCK, np.uint8))
-    other: Any = field(default_factory=lambda: np.empty(BLOCK, np.uint8))
+    mine: Any = field(default_factory=new_buffer)
+    other: Any = field(default_factory=new_buffer)
 
 
 class Base:

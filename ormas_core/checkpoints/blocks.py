@@ -19,6 +19,10 @@ _MOST_STRETCH: Final = 64
 """A strided tensor may not be more than this many times larger than its bytes."""
 
 
+_PAGE: Final = 4096
+_LINE: Final = 64
+
+
 class ShortReadError(OSError):
     """A file ended before the tensor did."""
 
@@ -83,6 +87,12 @@ def blocks_of(table: Table, layout: Layout) -> Iterator[Block]:
             yield Block(number, 1, column, number * row + at, min(piece, row - at))
 
 
+def new_buffer(size: int = BLOCK) -> Any:
+    """Return room for a block of that many bytes, at the beginning of a page."""
+    room = np.empty(size + 2 * _PAGE, np.uint8)
+    return room[-room.ctypes.data % _PAGE :]
+
+
 class Bytes(Protocol):
     """Where the bytes of a tensor come from."""
 
@@ -91,7 +101,7 @@ class Bytes(Protocol):
 
         Args:
             block: which.
-            buffer: `(BLOCK,)` of uint8, to be used where it helps.
+            buffer: what `new_buffer` returned, to be used where it helps.
 
         Raises:
             OSError: they cannot be read.
@@ -107,11 +117,15 @@ class FileBytes:
 
     def fill(self, block: Block, buffer: Any) -> Any:
         """Return the bytes of a block, in the buffer."""
-        into = buffer[: block.size]
-        found = self._file.read_into(into, self._offset + block.start)
+        at = self._offset + block.start
+        # Copying to just behind the same place of a page takes five times as long on some
+        # processors (measured on AMD Zen 3: 1.1 s of 1.4 GiB instead of 0.2 s).
+        shift = _PAGE // 2 if 0 < -at % _PAGE < _LINE else 0
+        into = buffer[shift : shift + block.size]
+        found = self._file.read_into(into, at)
         if found != block.size:
-            end = self._offset + block.start + found
-            raise ShortReadError(f"the file ends at byte {end:,}, in the midst of the tensor")
+            text = f"the file ends at byte {at + found:,}, in the midst of the tensor"
+            raise ShortReadError(text)
         return into
 
 

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ormas_core.checkpoints.blocks import Block, Bytes, Table
+from ormas_core.checkpoints.blocks import BLOCK, Block, Bytes, Table, new_buffer
 from ormas_core.checkpoints.decoding import decode, unpack
 from ormas_core.checkpoints.dtypes import bytes_of, layout_of
 from ormas_core.checkpoints.opened import Entry
@@ -41,7 +41,7 @@ class Beside:
         elements = block.size * 8 // _bits(self._entry.dtype)
         start = block.start * 8 // _bits(self._entry.dtype) * bits // 8
         there = Block(block.row, block.count, block.column, start, elements * bits // 8)
-        buffer = self._buffer if there.size <= len(self._buffer) else np.empty(there.size, np.uint8)
+        buffer = self._buffer if there.size <= BLOCK else new_buffer(there.size)
         try:
             other = self._source.fill(there, buffer)
         except OSError as error:

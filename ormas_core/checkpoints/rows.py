@@ -39,6 +39,7 @@ class RowScan:
         self.bad: Any = None
         self.sample: Any = None
         self._word = np.dtype(layout.word)
+        self._mask = self._word.type(layout.mask)
         self._most = np.zeros(rows, self._word)
         self._hash = hashlib.blake2b(digest_size=16)
         self._same: Any = None
@@ -79,8 +80,8 @@ class RowScan:
             negative = words > layout.nan
             words[words == layout.nan] = layout.mask
             np.subtract(words, 0x80, out=words, where=negative)
-        elif layout.mask and layout.mask != np.iinfo(self._word).max:
-            np.bitwise_and(words, self._word.type(layout.mask), out=words)
+        elif layout.mask:
+            np.bitwise_and(words, self._mask, out=words)
         return _largest(words, count, width)
 
     def _look_closer(self, words: Any, row: int, count: int, column: int, width: int) -> Any:
