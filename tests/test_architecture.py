@@ -50,6 +50,9 @@ LAYERS: Final = {
     "repair": 2,
     "certification": 3,
     "audit": 3,
+    "checkpoint_check": 3,
+    "checkpoint_proof": 3,
+    "checkpoint_record": 3,
     "diff": 3,
     "facts": 3,
     "journal": 3,
@@ -68,6 +71,7 @@ LAYERS: Final = {
 TORCH_USERS: Final = {
     "certificates",
     "certification",
+    "checkpoint_proof",
     "checkpoints",
     "hooks",
     "monitor",
@@ -79,7 +83,8 @@ TORCH_USERS: Final = {
 LIBRARIES: Final = {
     "certificates": {"numpy", "torch"},
     "certification": {"torch"},
-    "checkpoints": {"numpy", "torch"},
+    "checkpoint_proof": {"torch"},
+    "checkpoints": {"numpy", "torch", "torchvision", "transformers"},
     "hooks": {"numpy", "torch"},
     "monitor": {"torch"},
     "proofs": {"torch"},
@@ -87,6 +92,7 @@ LIBRARIES: Final = {
     "repair": {"torch"},
     "repairs": {"numpy", "torch"},
     "record": {"cryptography", "rfc8785", "securesystemslib"},
+    "report": {"jinja2"},
 }
 """What else than the standard library a part of `ormas_core` imports."""
 

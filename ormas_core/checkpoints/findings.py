@@ -1,6 +1,6 @@
 """What a check of a checkpoint says: findings, and the one table of all their kinds."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -289,6 +289,11 @@ def finding(
         tensors=tuple(tensors),
         units=tuple(map(int, units)),
     )
+
+
+def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return findings with the critical ones first, otherwise as they are."""
+    return tuple(sorted(findings, key=lambda one: -RANK[one.severity]))
 
 
 def spans(units: Iterable[int]) -> str:

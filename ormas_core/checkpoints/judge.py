@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ormas_core.checkpoints.checks import CHECKS
-from ormas_core.checkpoints.findings import RANK, Finding, finding, listed
+from ormas_core.checkpoints.findings import Finding, finding, in_order, listed
 from ormas_core.checkpoints.opened import Checkpoint, Progress, ReadProblem
 from ormas_core.checkpoints.seen import Looked, Seen, look
 from ormas_core.checkpoints.tensors import State
@@ -107,11 +107,6 @@ def judge(
         packed=_count(looked, State.PACKED),
         void=bool(changes),
     )
-
-
-def in_order(findings: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Return findings with the critical ones first, otherwise as they are."""
-    return tuple(sorted(findings, key=lambda one: -RANK[one.severity]))
 
 
 def _count(looked: Sequence[Looked], state: State) -> int:

@@ -72,6 +72,8 @@ class Seen:
 def look(facts: TensorFacts) -> Looked:
     """Return a tensor with its rows sorted into groups and its row maxima dropped."""
     kept = replace(facts, magnitude=None, sample=None)
+    if facts.shares:  # what is wrong with it is said of the tensor that it is
+        return Looked(facts=replace(kept, nan=0, inf=0))
     if facts.state is not State.READ or not facts.floating or facts.magnitude is None:
         return Looked(facts=kept)
     sizes = facts.magnitude[facts.magnitude > 0]

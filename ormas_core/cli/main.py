@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import Final
 
-from ormas_core.cli import demo, diff, keygen, replay, sign, summary, verify
+from ormas_core.cli import check, demo, diff, keygen, replay, sign, summary, verify
 from ormas_core.errors import OrmasError
 from ormas_core.version import VERSION
 
 COMMANDS: Final[Mapping[str, ModuleType]] = {
     "demo": demo,
+    "check": check,
     "summary": summary,
     "verify": verify,
     "keygen": keygen,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ormas_core.checkpoints.after import after, norm_after
 from ormas_core.checkpoints.checks.whole import is_uninitialised
 from ormas_core.checkpoints.findings import Finding, finding, spans
 from ormas_core.checkpoints.groups import RowGroups
@@ -18,7 +19,6 @@ from ormas_core.checkpoints.roles import (
     text_setting,
 )
 from ormas_core.checkpoints.seen import Looked, Seen
-from ormas_core.checkpoints.wired import after
 
 
 def rows(seen: Seen) -> Iterator[Finding]:
@@ -58,13 +58,16 @@ def _filters(
     looked: Looked, groups: RowGroups, names: dict[str, Looked], seen: Seen
 ) -> Iterator[Finding]:
     if groups.zero:
-        bias = _bias(names.get(f"{layer(looked.facts.clean)}.bias"), groups.count)
+        own = layer(looked.facts.clean)
+        norm = norm_after(seen.followers, own)  # takes off what is constant, and adds its shift
+        bias = _bias(names.get(f"{norm or own}.bias"), groups.count)
         zero = np.array(groups.zero)
-        closed = after(seen.followers, layer(looked.facts.clean))
+        closed = after(seen.followers, norm or own)
         dead = zero[bias[zero] <= 0] if closed.may_close else zero[:0]
         flat = np.setdiff1d(zero, dead)
         if len(dead):
-            text = f"{_count(dead, groups)}: all weights zero, bias not above zero; {closed.closed}"
+            shift = f"shift of {norm}" if norm else "bias"
+            text = f"{_count(dead, groups)}: all weights zero, {shift} not above 0: {closed.closed}"
             yield _of(looked, "dead-channels", dead, text)
         if len(flat):
             text = f"{_count(flat, groups)}: all weights zero, so the output is the bias"

@@ -6,11 +6,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from ormas_core.checkpoints.after import after
 from ormas_core.checkpoints.findings import Finding, finding, spans
 from ormas_core.checkpoints.groups import row_groups
 from ormas_core.checkpoints.roles import adds_one, is_adapter, is_norm_name, layer, leaf
 from ormas_core.checkpoints.seen import Looked, Seen
-from ormas_core.checkpoints.wired import after
 
 DORMANT: Final = 6.0
 """Standard deviations of the normalised input that a channel's shift lies below zero."""

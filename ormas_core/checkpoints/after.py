@@ -47,3 +47,10 @@ def after(followers: Mapping[str, tuple[str, ...]] | None, layer: str) -> After:
     if not found:
         return _UNKNOWN
     return _CLOSED if set(found) <= _CLOSING else _OPEN
+
+
+def norm_after(followers: Mapping[str, tuple[str, ...]] | None, layer: str) -> str:
+    """Return the normalisation that alone takes the output of a layer, or nothing."""
+    found = (followers or {}).get(layer, ())
+    kind, _, name = found[0].partition(":") if len(found) == 1 else ("", "", "")
+    return name if kind == "norm" else ""
