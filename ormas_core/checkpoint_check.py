@@ -91,8 +91,8 @@ class CheckResult:
             return 2, f"no tensor of {self.path} could be inspected"
         if gated:
             one = gated[0]
-            more = f", the first: {one.code} in {one.where}"
-            return 1, f"{len(gated)} findings at or above {fail_on}{more}"
+            count = "1 finding" if len(gated) == 1 else f"{len(gated)} findings"
+            return 1, f"{count} at or above {fail_on}, the first: {one.code} in {one.where}"
         rest = self.tensors - self.read
         blind = f"; {rest} of {self.tensors} tensors were not judged" if rest else ""
         gate = "no gate was set" if fail_on == "never" else f"no finding at or above {fail_on}"
@@ -199,7 +199,8 @@ def _with_proof(
             return result
         from ormas_core.checkpoint_proof import with_proof
 
-        return replace(result, findings=with_proof(checkpoint, arch, result.findings))
+        found = with_proof(checkpoint, arch, result.findings, wiring.followers)
+        return replace(result, findings=found)
 
     return add
 

@@ -14,20 +14,30 @@ from ormas_core.checkpoints import (
     in_order,
     loaded_model,
     model_batches,
+    norm_after,
     spans,
 )
 from ormas_core.claims import Claim
-from ormas_core.errors import OrmasError
+from ormas_core.errors import CheckpointError, OrmasError
 
 _SEED = 0
 
 
 def with_proof(
-    checkpoint: Checkpoint, arch: str, findings: tuple[Finding, ...]
+    checkpoint: Checkpoint,
+    arch: str,
+    findings: tuple[Finding, ...],
+    followers: Mapping[str, tuple[str, ...]] | None,
 ) -> tuple[Finding, ...]:
     """Return the findings with what is proven of the same channels in place of what was guessed.
 
     A proof is for every input at the present weights (`closed_now`): a file has no optimizer.
+
+    Args:
+        checkpoint: what was opened.
+        arch: what its weights are put into.
+        findings: what was found without running it.
+        followers: what takes the output of each layer; None where that is unknown.
     """
     try:
         claims = _claims(checkpoint, arch)
@@ -36,7 +46,8 @@ def with_proof(
     proven = [_finding(claim) for claim in claims]
     units: dict[str, set[int]] = {}
     for one in proven:
-        units.setdefault(one.where, set()).update(one.units)
+        for layer in (one.where, norm_after(followers, one.where)):
+            units.setdefault(layer, set()).update(one.units)
     rest = [one for one in findings if not _covered(one, units)]
     return in_order((*proven, *rest))
 
@@ -49,8 +60,8 @@ def _covered(one: Finding, proven: Mapping[str, set[int]]) -> bool:
 
 def _finding(claim: Claim) -> Finding:
     detail = (
-        f"{len(claim.units)} units ({claim.kind.value}; {spans(claim.units)}): {claim.cls.value}, "
-        f"proven in {len(claim.trace)} steps"
+        f"{len(claim.units)} of kind {claim.kind.value} ({spans(claim.units)}): "
+        f"{claim.cls.value}, proven in {len(claim.trace)} steps"
     )
     return finding("certified-dead", claim.layer, detail, units=claim.units)
 
@@ -67,8 +78,6 @@ def _claims(checkpoint: Checkpoint, arch: str) -> tuple[Claim, ...]:
                 problem = f"it does not run on a guessed input ({type(error).__name__}: {error})"
                 continue
             return certify(model, None, loss).claims
-    from ormas_core.errors import CheckpointError
-
     raise CheckpointError(arch, problem)
 
 

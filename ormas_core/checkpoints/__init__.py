@@ -1,5 +1,6 @@
 """Checkpoints: what is in their files, and what is wrong with it."""
 
+from ormas_core.checkpoints.after import norm_after
 from ormas_core.checkpoints.findings import (
     CATALOGUE,
     RANK,
@@ -38,6 +39,7 @@ __all__ = [
     "judge",
     "loaded_model",
     "model_batches",
+    "norm_after",
     "open_checkpoint",
     "spans",
     "wire",

@@ -182,6 +182,16 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "weight files beside those that a loader would use",
         "Remove the set that is not meant.",
     ),
+    "dangerous-objects": FindingKind(
+        _C,
+        "the pickle would import what runs commands or opens connections; nothing was run",
+        "Do not load this file, and find out where it comes from.",
+    ),
+    "incomplete": FindingKind(
+        _W,
+        "a folder that was saved in part",
+        "Take an earlier checkpoint, or save this one again.",
+    ),
     "refused-objects": FindingKind(
         _W,
         "the pickle asks for code beyond tensors; none was run",

@@ -3,14 +3,15 @@
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from ormas_core.checkpoints.checks import CHECKS
 from ormas_core.checkpoints.findings import Finding, finding, in_order, listed
 from ormas_core.checkpoints.opened import Checkpoint, Progress, ReadProblem
-from ormas_core.checkpoints.seen import Looked, Seen, look
 from ormas_core.checkpoints.tensors import State
 from ormas_core.checkpoints.vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from ormas_core.checkpoints.seen import Looked
 
 FINDING_OF: Final[Mapping[str, str]] = {
     "not-a-checkpoint": "unreadable",
@@ -28,6 +29,8 @@ FINDING_OF: Final[Mapping[str, str]] = {
     "unreadable": "unreadable",
     "changed": "unreadable",
     "refused-objects": "refused-objects",
+    "dangerous-objects": "dangerous-objects",
+    "incomplete": "incomplete",
     "refused-tensors": "not-inspected",
     "stray-weights": "stray-weights",
     "not-judged": "not-judged",
@@ -77,6 +80,9 @@ def judge(
         followers: what the output of each layer goes into; None where the wiring is unknown.
         progress: told how far the reading is.
     """
+    from ormas_core.checkpoints.checks import CHECKS  # with numpy, which a mere import must not cost
+    from ormas_core.checkpoints.seen import Seen, look
+
     looked = tuple(look(facts) for facts in checkpoint.tensors(base, progress=progress))
     seen = Seen(
         tensors=looked,
@@ -109,7 +115,7 @@ def judge(
     )
 
 
-def _count(looked: Sequence[Looked], state: State) -> int:
+def _count(looked: "Sequence[Looked]", state: State) -> int:
     return sum(one.facts.state is state for one in looked)
 
 
