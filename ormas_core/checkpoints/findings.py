@@ -192,6 +192,11 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "a folder that was saved in part",
         "Take an earlier checkpoint, or save this one again.",
     ),
+    "stray-copies": FindingKind(
+        _I,
+        "weight files that hold the same as those that a loader would use",
+        "Nothing to do; one of the two takes room.",
+    ),
     "refused-objects": FindingKind(
         _W,
         "the pickle asks for code beyond tensors; none was run",

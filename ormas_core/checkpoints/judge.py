@@ -32,6 +32,7 @@ FINDING_OF: Final[Mapping[str, str]] = {
     "dangerous-objects": "dangerous-objects",
     "incomplete": "incomplete",
     "refused-tensors": "not-inspected",
+    "stray-copies": "stray-copies",
     "stray-weights": "stray-weights",
     "not-judged": "not-judged",
     "no-tensors": "no-tensors",
@@ -95,7 +96,7 @@ def judge(
         same=checkpoint.same_bytes,
     )
     changes = (*checkpoint.changes(), *(base.changes() if base is not None else ()))
-    problems = (*checkpoint.problems, *changes)
+    problems = (*checkpoint.problems, *checkpoint.stray_problems(), *changes)
     broken = {problem.where for problem in problems if problem.code in _BROKEN}
     found = list(_of_problems(problems))
     if base is not None:

@@ -101,8 +101,8 @@ PLANTED: Final[tuple[tuple[str, Tensors, Tensors], ...]] = (
     (
         "adapter-part-no-op",
         {
-            **{"q.lora_A.weight": W, "q.lora_B.weight": W * 0},
-            **{"v.lora_A.weight": W, "v.lora_B.weight": W},
+            "q.lora_A.weight": W, "q.lora_B.weight": W * 0,
+            "v.lora_A.weight": W, "v.lora_B.weight": W,
         },
         {"v.lora_down.weight": W, "v.lora_up.weight": W, "v.alpha": np.float32(8)},
     ),
@@ -128,7 +128,7 @@ def test_a_nan_is_counted_and_located() -> None:
 
 
 def test_a_row_of_nothing_but_nan_is_not_dead_too() -> None:
-    """Its largest finite element is zero; a row of zeros beside a single NaN is dead all the same."""
+    """A row of NaN has no finite element but zero; a row of zeros beside one NaN is dead too."""
     assert codes({"fc.weight": put(W, 5, np.nan)}) == ["nonfinite"]
     both = put(put(W, (3, 2), np.nan), 5, 0)
     assert codes({"fc.weight": both}) == ["nonfinite", "dead-channels"]
