@@ -43,7 +43,10 @@ FINDING_OF: Final[Mapping[str, str]] = {
 _ONE_BY_ONE: Final = 8
 """Problems of one kind in one file that are reported one by one."""
 
-_BROKEN: Final = ("truncated", "malformed", "missing-file", "unreadable", "unsafe-path")
+_BROKEN: Final = frozenset(
+    ("not-a-checkpoint", "unsupported", "truncated", "malformed", "missing-file", "unreadable")
+    + ("unsafe-path", "refused-objects", "dangerous-objects")
+)
 """Problems of a file that are the reason why its tensors cannot be read."""
 
 
@@ -81,7 +84,9 @@ def judge(
         followers: what the output of each layer goes into; None where the wiring is unknown.
         progress: told how far the reading is.
     """
-    from ormas_core.checkpoints.checks import CHECKS  # with numpy, which a mere import must not cost
+    from ormas_core.checkpoints.checks import (
+        CHECKS,
+    )  # with numpy, which a mere import must not cost
     from ormas_core.checkpoints.seen import Seen, look
 
     looked = tuple(look(facts) for facts in checkpoint.tensors(base, progress=progress))
@@ -98,6 +103,8 @@ def judge(
     changes = (*checkpoint.changes(), *(base.changes() if base is not None else ()))
     problems = (*checkpoint.problems, *checkpoint.stray_problems(), *changes)
     broken = {problem.where for problem in problems if problem.code in _BROKEN}
+    if broken:  # then it is no wonder
+        problems = tuple(problem for problem in problems if problem.code != "no-tensors")
     found = list(_of_problems(problems))
     if base is not None:
         found += (_of_base(problem) for problem in base.problems if problem.code in _BROKEN)
