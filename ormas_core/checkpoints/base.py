@@ -1,7 +1,6 @@
 """What tensors are read with: open files, buffers, and the base that they are compared with."""
 
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -65,7 +64,7 @@ class Base:
     """The tensors that others are compared with, by clean name."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self.entries: Mapping[str, Entry] = {
+        self.entries: dict[str, Entry] = {
             clean_name(entry.name): entry for entry in checkpoint.entries
         }
         self._files = Files(checkpoint)

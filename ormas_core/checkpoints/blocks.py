@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from ormas_core.checkpoints.dtypes import Layout, bytes_of
+from ormas_core.checkpoints.dtypes import BYTE, Layout, bytes_of
 from ormas_core.checkpoints.files import Opened
 from ormas_core.checkpoints.opened import Entry
 from ormas_core.checkpoints.tensors import MAX_ROWS
@@ -80,7 +80,7 @@ def blocks_of(table: Table, layout: Layout) -> Iterator[Block]:
             count = min(many, table.rows - first)
             yield Block(first, count, 0, first * row, count * row)
         return
-    piece = BLOCK - BLOCK % (3 if layout.bits < 8 else 1)
+    piece = BLOCK - BLOCK % (3 if layout.bits < BYTE else 1)
     for number in range(table.rows):
         for at in range(0, row, piece):
             column = at * 8 // layout.bits

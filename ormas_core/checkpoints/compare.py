@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 
 from ormas_core.checkpoints.blocks import BLOCK, Block, Bytes, Table, new_buffer
-from ormas_core.checkpoints.decoding import decode, unpack
+from ormas_core.checkpoints.decoding import decode, words_of
 from ormas_core.checkpoints.dtypes import bytes_of, layout_of
 from ormas_core.checkpoints.opened import Entry
 from ormas_core.checkpoints.tensors import Against, Comparison
@@ -77,7 +77,7 @@ def comparable(entry: Entry, base: Entry) -> bool:
 
 def rounded(numbers: Any, dtype: str) -> Any:
     """Return float64 numbers rounded to a type, to the nearest, ties to even."""
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         if dtype == "F16":
             return numbers.astype(np.float16).astype(np.float64)
         single = numbers if dtype == "F64" else numbers.astype(np.float32)
@@ -96,8 +96,7 @@ def _bits(dtype: str) -> int:
 def _numbers(dtype: str, raw: Any) -> Any:
     layout = layout_of(dtype)
     assert layout is not None  # noqa: S101 - only known types are compared
-    words = unpack(layout.bits, raw) if layout.bits < 8 else raw.view(layout.word)
-    return decode(dtype, words)
+    return decode(dtype, words_of(layout, raw))
 
 
 def _unlike(mine: Any, other: Any, count: int) -> Any:
@@ -106,7 +105,7 @@ def _unlike(mine: Any, other: Any, count: int) -> Any:
 
 
 def _different(mine: Any, other: Any, count: int) -> Any:
-    """Return which of `count` rows differ; looks at whole rows only where their beginnings agree."""
+    """Return which of `count` rows differ; at whole rows it looks only if they begin alike."""
     whole = mine.size - mine.size % 8
     if np.array_equal(
         mine[:whole].view(np.uint64), other[:whole].view(np.uint64)

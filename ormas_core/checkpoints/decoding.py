@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ormas_core.checkpoints.dtypes import LAYOUTS, Layout, layout_of
+from ormas_core.checkpoints.dtypes import BYTE, LAYOUTS, Layout, layout_of
 
 
 def decode(dtype: str, words: Any) -> Any:
@@ -26,10 +26,15 @@ def decode(dtype: str, words: Any) -> Any:
     if layout.form == "int":
         return words.view(layout.word.replace("u", "i")).astype(np.float64)
     if dtype == "BF16":
-        return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return _wide((words.astype(np.uint32) << 16).view(np.float32))
     if layout.word == "u1":
         return table(dtype)[words]
-    return words.view(layout.word.replace("u", "f")).astype(np.float64)
+    return _wide(words.view(layout.word.replace("u", "f")))
+
+
+def _wide(numbers: Any) -> Any:
+    with np.errstate(invalid="ignore"):  # a NaN may be of the kind that signals
+        return numbers.astype(np.float64)
 
 
 @cache
@@ -47,13 +52,23 @@ def _small(layout: Layout, pattern: int) -> float:
     magnitude = pattern & (2**sign_at - 1)
     if layout.nan is None and magnitude > layout.top:
         infinite = magnitude == layout.inf
-        return float("nan") if not infinite else float("-inf") if negative else float("inf")
+        return float(("-inf" if negative else "inf") if infinite else "nan")
     exponent, fraction = magnitude >> layout.mantissa, magnitude & (2**layout.mantissa - 1)
     if exponent or layout.mantissa == 0:
         value = (1 + fraction / 2**layout.mantissa) * 2.0 ** (exponent - layout.bias)
     else:
         value = fraction / 2**layout.mantissa * 2.0 ** (1 - layout.bias)
-    return -value if negative else value
+    return float(-value if negative else value)
+
+
+def words_of(layout: Layout, raw: Any) -> Any:
+    """Return bytes as the words of a layout, one for each element or, if complex, part.
+
+    Args:
+        layout: how they are stored.
+        raw: `(n,)` of uint8, of whole elements.
+    """
+    return unpack(layout.bits, raw) if layout.bits < BYTE else raw.view(layout.word)
 
 
 def unpack(bits: int, raw: Any) -> Any:

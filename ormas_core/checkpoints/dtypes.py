@@ -7,6 +7,9 @@ Source: the safetensors format; IEEE 754; OCP 8-bit Floating Point and Microscal
 from dataclasses import dataclass
 from typing import Final, Literal
 
+BYTE: Final = 8
+"""Bits of a byte."""
+
 Form = Literal["float", "int", "uint", "complex"]
 
 

@@ -245,8 +245,8 @@ def _without_index(files: Sequence[str]) -> tuple[ReadProblem, ...]:
         _problem(
             "no-index",
             files[0],
-            f"{len(parts)} shards without an index: loaders do not find them. Save the model again, or "
-            "write the index.",
+            f"{len(parts)} shards without an index: loaders do not find them. Save the model "
+            "again, or write the index.",
         )
     ]
     stem, ending = parts[0][1], parts[0][4]
@@ -260,19 +260,13 @@ def _without_index(files: Sequence[str]) -> tuple[ReadProblem, ...]:
 def _around(folder: Path, names: Sequence[str], files: FileSet) -> list[ReadProblem]:
     """Return what is to be said of the other files of a folder."""
     problems = []
-    if files.strays:
-        used = indexes.some(files.files)
-        text = f"Loaders use {used}; beside it there is {indexes.some(files.strays)}."
-        problems.append(_problem("stray-weights", files.strays[0], text))
     beside = [name for name in names if BESIDE.fullmatch(name)]
     aside = [name for name in beside if not name.endswith(".json")]
     if aside:
         text = f"{indexes.some(aside)}: no weights, left alone."
         problems.append(_problem("not-judged", aside[0], text))
     if aside and _TRAINER not in names:
-        text = (
-            f"There is {indexes.some(aside)} and no {_TRAINER}: training cannot be resumed from it."
-        )
+        text = f"There is {indexes.some(aside)} and no {_TRAINER}: no training can resume from it."
         problems.append(_problem("incomplete", _TRAINER, text))
     if not files.files and beside:
         text = f"There is {indexes.some(beside)} and no file of weights: the save was not finished."
@@ -294,8 +288,8 @@ def _deepspeed(folder: Path, names: Sequence[str]) -> ReadProblem | None:
     return _problem(
         "unsupported",
         where,
-        "It holds the shards of DeepSpeed ZeRO, which are no model by themselves. Put them together "
-        "with zero_to_fp32.py, which DeepSpeed writes beside them (python zero_to_fp32.py . out "
+        "It holds the shards of DeepSpeed ZeRO, which are no model by themselves. Put them "
+        "together with zero_to_fp32.py, which DeepSpeed writes beside them (python zero_to_fp32.py . out "
         "--safe_serialization), and check the result.",
     )
 

@@ -18,6 +18,8 @@ MAX_HEADER: Final = 100_000_000
 
 _MOST: Final = 2**64 - 1
 _DEPTH: Final = 127
+_LENGTH: Final = 8
+_DIGITS: Final = 20
 _FIELDS: Final = ("dtype", "shape", "data_offsets")
 _SHOWN: Final = 3
 
@@ -50,7 +52,7 @@ def header_size(first: bytes, size: int) -> int | str:
         first: the first eight bytes of the file.
         size: bytes of the file.
     """
-    if len(first) < 8:
+    if len(first) < _LENGTH:
         return f"the file has {size} bytes; a header starts with 8"
     length = int.from_bytes(first, "little")
     if length > MAX_HEADER:
@@ -108,7 +110,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _integer(text: str) -> int | float:
-    if text == "-0" or len(text) > 20:
+    if text == "-0" or len(text) > _DIGITS:
         return _number(text)
     value = int(text)
     return value if -(2**63) <= value <= _MOST else float(value)
@@ -178,19 +180,21 @@ def _info(name: str, value: Any) -> _Info:
             if key in members and key in _FIELDS:
                 raise _HeaderError(f"tensor {name!r:.200} has two members {key}")
             members[key] = part
-        parts = [members.get(key) for key in _FIELDS]
+        parts: list[Any] = [members.get(key) for key in _FIELDS]
     elif isinstance(value, list) and len(value) == len(_FIELDS):
         parts = value
     else:
         raise _HeaderError(f"member {name!r:.200} describes no tensor")
-    dtype, shape, offsets = parts
+    dtype: Any = parts[0]
+    shape: Any = parts[1]
+    offsets: Any = parts[2]
     if type(dtype) is _Pairs and len(dtype) == 1 and dtype[0][1] is None:
         dtype = dtype[0][0]
     if not isinstance(dtype, str) or dtype not in LAYOUTS:
         raise _HeaderError(f"tensor {name!r:.200} has the unknown dtype {dtype!r:.60}")
     if not _sizes(shape):
         raise _HeaderError(f"tensor {name!r:.200} has no proper shape: {shape!r:.80}")
-    if not _sizes(offsets) or len(offsets) != 2:
+    if not _sizes(offsets) or len(offsets) != len(("start", "end")):
         raise _HeaderError(f"tensor {name!r:.200} has no proper data_offsets: {offsets!r:.80}")
     return _Info(dtype, tuple(shape), offsets[0], offsets[1])
 
@@ -224,8 +228,8 @@ def _lay_out(
         missing = fault if fault and not fault.startswith("gap") else ""
         if beyond:
             missing = missing or (
-                f"its bytes {entry.offset:,} to {entry.offset + entry.size:,} of the data are beyond "
-                "the end of the file"
+                f"its bytes {entry.offset:,} to {entry.offset + entry.size:,} of the data are "
+                "beyond the end of the file"
             )
         if fault:
             faults.append(f"tensor {entry.name!r:.200}: {fault}")

@@ -27,7 +27,7 @@ def weight_map(index: Mapping[str, Any], name: str) -> Mapping[str, str]:
 def shards_of(
     folder: Path, named: Mapping[str, str], index: str
 ) -> tuple[tuple[str, ...], tuple[ReadProblem, ...]]:
-    """Return the files that an index names and that are there, and what is wrong with the others."""
+    """Return the files that an index names and that are there, and what is wrong with the rest."""
     files: list[str] = []
     problems = []
     for file in sorted(set(named.values())):
@@ -71,11 +71,13 @@ def disagreements(
 def repeated(listings: Mapping[str, Listing], where: str) -> tuple[ReadProblem, ...]:
     """Return a problem if two files hold tensors of one name."""
     seen: dict[str, str] = {}
-    twice = []
+    twice: list[str] = []
     for file, listing in listings.items():
-        for entry in listing.entries:
-            if seen.setdefault(entry.name, file) != file:
-                twice.append(f"{entry.name} in {seen[entry.name]} and {file}")
+        twice += [
+            f"{entry.name} in {seen[entry.name]} and {file}"
+            for entry in listing.entries
+            if seen.setdefault(entry.name, file) != file
+        ]
     if not twice:
         return ()
     text = f"{len(twice)} tensors are in two files; a loader takes either. {some(twice)}."

@@ -198,6 +198,12 @@ class Checkpoint:
         except (OSError, CheckpointError):
             return ()
 
+    def stray_problems(self) -> tuple[ReadProblem, ...]:
+        """Return how far other weight files of the folder agree with the model; reads them."""
+        from ormas_core.checkpoints.strays import stray_problems
+
+        return stray_problems(self)
+
     def same_bytes(self, name: str, other: str) -> bool:
         """Whether two tensors with equal fingerprints have equal bytes; reads both again."""
         from ormas_core.checkpoints.reading import same_bytes

@@ -1,4 +1,4 @@
-"""PyTorch files: where the bytes of the tensors are that a pickle describes. Nothing is executed."""
+"""PyTorch files: where the bytes are of the tensors that a pickle describes. Nothing is run."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,9 +15,6 @@ from ormas_core.checkpoints.weights import PLAIN, Tensor, as_tensor, model_tenso
 
 MAX_PICKLE: Final = 64 * 2**20
 """Largest pickle that is looked at, in bytes."""
-
-LEGACY_START: Final = bytes.fromhex("8002 8a0a 6cfc 9c46 f920 6aa8 5019 2e")
-"""How a file of `torch.save` before version 1.6 begins: a pickle of its magic number."""
 
 DANGEROUS: Final = (
     "os.", "posix.", "nt.", "subprocess.", "sys.", "shutil.", "socket.", "importlib.", "runpy.",
@@ -64,7 +61,7 @@ def list_legacy(file: Opened, name: str) -> Listing:
 
 
 def list_bare(file: Opened, name: str) -> Listing:
-    """Return what a pickle describes that nothing follows; it can hold no tensor that is read here."""
+    """Return what is in a pickle that nothing follows: no tensor that can be read here."""
     raw = file.read(0, MAX_PICKLE)
     reason = "its elements are not in the file as PyTorch stores them"
     found = list_pickle(Kind.PICKLE, raw, name, file.size, lambda _: reason)
@@ -161,8 +158,8 @@ def _refusals(names: set[str], calls: set[str], file: str) -> list[ReadProblem]:
     problems = []
     if dangerous:
         text = (
-            f"Loading it could run code: it would import {_some(dangerous)}. Nothing was run. Do not "
-            "load it outside a sandbox unless you trust its author."
+            f"Loading it could run code: it would import {_some(dangerous)}. Nothing was run. Do "
+            "not load it outside a sandbox unless you trust its author."
         )
         problems.append(ReadProblem(code="dangerous-objects", where=file, detail=text))
     others = [name for name in strange if name not in dangerous]

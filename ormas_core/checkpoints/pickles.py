@@ -1,7 +1,7 @@
-"""Reads a pickle without making anything of it: names are noted, calls are kept as what they are.
+"""Reads a pickle without making anything of it: names are noted, calls kept as what they are.
 
-Every operation of the pickle machine is done on plain values. Where Python would import a name there
-is a `Name`, where it would call something a `Call`. So nothing of a file can run, and a file that
+Every operation of the pickle machine is done on plain values. Where Python would import a name
+there is a `Name`, where it would call something a `Call`. So nothing of a file can run, and a file that
 could not be loaded without its author's code can still be looked through.
 
 Source: `pickletools` for the operations and their arguments.
@@ -70,9 +70,12 @@ class _Mark:
 _MARK: Final = _Mark()
 _SCALARS: Final = (str, int, float, bytes, type(None))
 _OWN_ARGUMENT: Final = frozenset(
-    ("INT BININT BININT1 BININT2 LONG LONG1 LONG4 FLOAT BINFLOAT STRING BINSTRING SHORT_BINSTRING "
-     "BINBYTES SHORT_BINBYTES BINBYTES8 BYTEARRAY8 UNICODE SHORT_BINUNICODE BINUNICODE BINUNICODE8").split()
-)  # fmt: skip
+    (
+        *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+        *("BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
+    )
+)
 _CONSTANTS: Final[Mapping[str, Any]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: Final[Mapping[str, Callable[[], Any]]] = {
     "EMPTY_LIST": list,
@@ -97,18 +100,21 @@ def read_pickle(file: IO[bytes], call: Callable[[Call], Any], names: set[str]) -
     Raises:
         PickleFormatError: the pickle is damaged, or too long.
     """
-    machine = _Machine(call, names)
     try:
-        for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
-            if count >= MAX_OPERATIONS:
-                raise PickleFormatError(f"it has more than {MAX_OPERATIONS:,} operations")
-            if operation.name == "STOP":
-                return machine.pop()
-            machine.do(operation.name, argument)
+        return _run(file, _Machine(call, names))
     except PickleFormatError:
         raise
     except (ValueError, IndexError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise PickleFormatError(f"it is damaged: {error!s:.200}") from None
+
+
+def _run(file: IO[bytes], machine: "_Machine") -> Any:
+    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
+        if count >= MAX_OPERATIONS:
+            raise PickleFormatError(f"it has more than {MAX_OPERATIONS:,} operations")
+        if operation.name == "STOP":
+            return machine.pop()
+        machine.do(operation.name, argument)
     raise PickleFormatError("it has no end")
 
 

@@ -14,7 +14,7 @@ from ormas_core.checkpoints import blocks
 from ormas_core.checkpoints.base import Base, Bench, Files
 from ormas_core.checkpoints.blocks import Bytes
 from ormas_core.checkpoints.compare import Beside
-from ormas_core.checkpoints.decoding import decode, unpack
+from ormas_core.checkpoints.decoding import decode, words_of
 from ormas_core.checkpoints.dtypes import Layout, layout_of
 from ormas_core.checkpoints.names import clean_name
 from ormas_core.checkpoints.opened import Checkpoint, Entry, Progress
@@ -67,9 +67,8 @@ def read_tensors(
 def _in_order(
     checkpoint: Checkpoint, entries: Sequence[Entry], files: Files, base: Base | None
 ) -> Generator[TensorFacts, None, None]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = min(_THREADS, cores or 1)
-    if threads == 1 or checkpoint.size < _WORTH_THREADS or len(entries) < 2:
+    threads = min(_THREADS, _cores())
+    if threads == 1 or checkpoint.size < _WORTH_THREADS or len(entries) <= 1:
         bench = Bench()
         for entry in entries:
             yield describe(entry, files, bench, base)
@@ -95,6 +94,13 @@ def _in_order(
         finally:
             for facts in waiting:
                 facts.cancel()
+
+
+def _cores() -> int:
+    """Return how many processor cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def describe(entry: Entry, files: Files, bench: Bench, base: Base | None) -> TensorFacts:
@@ -176,7 +182,7 @@ def _scan(
 
 
 def _values(entry: Entry, layout: Layout, raw: Any) -> Any:
-    words = unpack(layout.bits, raw) if layout.bits < 8 else raw.view(layout.word)
+    words = words_of(layout, raw)
     numbers = decode(entry.dtype, words)
     if layout.form == "complex":
         numbers = numbers.view(np.complex128)
@@ -187,14 +193,14 @@ def _constant(
     entry: Entry, layout: Layout, scan: RowScan, source: Bytes, bench: Bench
 ) -> float | complex | None:
     """Return the one value of a tensor, or None. Few tensors are read a second time for it."""
-    if math.prod(entry.shape) < 2 or not scan.may_be_constant:
+    if math.prod(entry.shape) <= 1 or not scan.may_be_constant:
         return None
     if scan.all_zero:
         return 0j if layout.form == "complex" else 0.0
     table, first = blocks.table_of(entry.shape, layout), None
     for block in blocks.blocks_of(table, layout):
         raw = source.fill(block, bench.mine)
-        words = unpack(layout.bits, raw) if layout.bits < 8 else raw.view(layout.word)
+        words = words_of(layout, raw)
         words = words.reshape(-1, scan.parts)
         if first is None:
             first = words[0].copy()

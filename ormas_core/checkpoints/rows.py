@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ormas_core.checkpoints.decoding import decode, unpack
+from ormas_core.checkpoints.decoding import decode, words_of
 from ormas_core.checkpoints.dtypes import Layout, layout_of
 from ormas_core.checkpoints.tensors import SAMPLED
 
@@ -41,7 +41,7 @@ class RowScan:
         self._word = np.dtype(layout.word)
         self._mask = self._word.type(layout.mask)
         self._most = np.zeros(rows, self._word)
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._hash = hashlib.blake2b(f"{dtype} {rows} {columns}".encode(), digest_size=16)
         self._same: Any = None
         self._varies = False
 
@@ -54,7 +54,7 @@ class RowScan:
             count: how many rows are in it.
             column: element of the row at which a piece begins.
         """
-        words = unpack(self.layout.bits, raw) if self.layout.bits < 8 else raw.view(self._word)
+        words = words_of(self.layout, raw)
         if self.sample is None:
             self.sample = words[:: max(1, words.size // SAMPLED)][:SAMPLED].copy()
             self._hash.update(self.sample.tobytes())

@@ -6,7 +6,6 @@ from typing import Final
 
 from ormas_core.checkpoints.header import MAX_HEADER
 from ormas_core.checkpoints.opened import Kind
-from ormas_core.checkpoints.pickled import LEGACY_START
 
 LOOKED_AT: Final = 4096
 """Bytes that are needed."""
@@ -25,20 +24,25 @@ class Look:
     detail: str = ""
 
 
-_STARTS: Final = (
-    (b"GGUF", Kind.GGUF, "It is a GGUF file, for llama.cpp. Check the model that it was made from, or "
-     "load it in transformers with gguf_file= and save that."),
-    (b"\x89HDF\r\n\x1a\n", Kind.HDF5, "It is an HDF5 file, as Keras writes. Save the weights as "
-     "safetensors to have them checked."),
-    (b"\x93NUMPY", Kind.NUMPY, "It is a NumPy array. Save it as safetensors to have it checked."),
-    (b"\x1f\x8b", Kind.UNKNOWN, "It is compressed with gzip. Unpack it first."),
-    (b"\x28\xb5\x2f\xfd", Kind.UNKNOWN, "It is compressed with zstd. Unpack it first."),
-    (b"BZh", Kind.UNKNOWN, "It is compressed with bzip2. Unpack it first."),
-    (b"\xfd7zXZ", Kind.UNKNOWN, "It is compressed with xz. Unpack it first."),
-    (b"7z\xbc\xaf", Kind.UNKNOWN, "It is a 7-Zip archive. Unpack it first."),
-    (b"%PDF", Kind.UNKNOWN, "It is a PDF document."),
-    (b"\x7fELF", Kind.UNKNOWN, "It is a program."),
+_CONVERT: Final = "Save the weights as safetensors to have them checked."
+_STARTS: Final[tuple[tuple[bytes, Kind, str], ...]] = (
+    (b"GGUF", Kind.GGUF, "a GGUF file, for llama.cpp. Load it in transformers with gguf_file=."),
+    (b"\x89HDF\r\n\x1a\n", Kind.HDF5, "an HDF5 file, as Keras writes."),
+    (b"\x93NUMPY", Kind.NUMPY, "a NumPy array."),
+    (b"\x1f\x8b", Kind.UNKNOWN, "compressed with gzip."),
+    (b"\x28\xb5\x2f\xfd", Kind.UNKNOWN, "compressed with zstd."),
+    (b"BZh", Kind.UNKNOWN, "compressed with bzip2."),
+    (b"\xfd7zXZ", Kind.UNKNOWN, "compressed with xz."),
+    (b"7z\xbc\xaf", Kind.UNKNOWN, "a 7-Zip archive."),
+    (b"%PDF", Kind.UNKNOWN, "a PDF document."),
+    (b"\x7fELF", Kind.UNKNOWN, "a program."),
 )  # fmt: skip
+_LENGTH: Final = 8
+_TAR_HEADER: Final = 512
+
+LEGACY_START: Final = bytes.fromhex("8002 8a0a 6cfc 9c46 f920 6aa8 5019 2e")
+"""How a file of `torch.save` before version 1.6 begins: a pickle of its magic number."""
+
 _POINTER: Final = b"version https://git-lfs"
 _OID: Final = re.compile(rb"oid (sha256:[0-9a-f]{64})")
 _SIZE: Final = re.compile(rb"size ([0-9]{1,20})")
@@ -64,7 +68,8 @@ def sniff(first: bytes, size: int) -> Look:
         return Look(Kind.POINTER, _pointer(first, size))
     for start, kind, detail in _STARTS:
         if first.startswith(start):
-            return Look(kind, detail)
+            advice = "Unpack it first." if kind is Kind.UNKNOWN else _CONVERT
+            return Look(kind, f"It is {detail} {advice}")
     if first.startswith(b"PK\x03\x04"):
         return Look(Kind.ZIP)
     if first.startswith(LEGACY_START):
@@ -85,8 +90,8 @@ def _rarer(first: bytes, size: int) -> Look:
     if first[_TAR_AT : _TAR_AT + 5] == b"ustar" or _old_tar(first):
         return Look(
             Kind.TAR,
-            "It is a tar archive, as PyTorch wrote before version 0.1.10. Load it with torch.load on "
-            "a machine that may run its code, and save the state_dict as safetensors.",
+            "It is a tar archive, as PyTorch wrote before version 0.1.10. Load it with torch.load "
+            "on a machine that may run its code, and save the state_dict as safetensors.",
         )
     if _ONNX.match(first):
         return Look(Kind.ONNX, "It looks like an ONNX model. Check the weights it was made from.")
@@ -94,7 +99,7 @@ def _rarer(first: bytes, size: int) -> Look:
         return Look(Kind.UNKNOWN, "It is text that looks like JSON, no weights.")
     if _PICKLE.match(first):
         return Look(Kind.PICKLE)
-    if size < 8:
+    if size < _LENGTH:
         return Look(Kind.UNKNOWN, f"It has {size} bytes, too few for any format.")
     return Look(
         Kind.UNKNOWN, f"Its first bytes, {first[:16].hex(' ')}, are of no format known here."
@@ -103,17 +108,17 @@ def _rarer(first: bytes, size: int) -> Look:
 
 def _is_safetensors(first: bytes, size: int) -> bool:
     """Whether eight bytes that could be the length of a header are followed by a brace."""
-    if size < 8 or not _BRACE.match(first, 8):
+    if size < _LENGTH or not _BRACE.match(first, 8):
         return False
     length = int.from_bytes(first[:8], "little")
-    # A length that is too large or beyond the file is a broken file of this format: the reader says.
-    return 0 < length and (length <= MAX_HEADER or first[8:10] == b'{"')
+    # A length that is too large is that of a broken file of this format: its reader says so.
+    return length > 0 and (length <= MAX_HEADER or first[8:10] == b'{"')
 
 
 def _old_tar(first: bytes) -> bool:
     """Whether it is a tar header without the later mark: octal numbers where they belong."""
     return (
-        len(first) >= 512  # noqa: PLR2004 - a header of tar
+        len(first) >= _TAR_HEADER
         and re.fullmatch(rb"[0-7 ]{6,8}[ \0]{0,2}", first[100:108]) is not None
         and re.fullmatch(rb"[0-7 ]{6,8}[ \0]{0,2}", first[148:156]) is not None
         and first[:1].isalnum()

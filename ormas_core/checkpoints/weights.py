@@ -33,7 +33,8 @@ _STORAGES: Final[Mapping[str, str]] = {
 
 PLAIN: Final = frozenset(
     ("collections.OrderedDict", "collections.defaultdict", "torch.Size", "torch.device",
-     "torch.storage.UntypedStorage", "torch.storage.TypedStorage", "torch.serialization._get_layout",
+     "torch.storage.UntypedStorage", "torch.storage.TypedStorage",
+     "torch.serialization._get_layout",
      "builtins.dict", "builtins.set", "builtins.list", "builtins.complex", "__builtin__.set",
      "torch.nn.parameter.Parameter", "torch.Tensor", "torch.per_tensor_affine",
      "torch.per_channel_affine",
@@ -239,7 +240,7 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
 def _of_object(call: Call) -> Iterator[tuple[str, Any]]:
     """Yield the members of an object; those of a pickled module by the names that it would have."""
     state = call.state
-    if isinstance(state, tuple) and len(state) == 2:  # noqa: PLR2004 - (members, slots)
+    if isinstance(state, tuple) and state:  # of members and slots
         state = state[0]
     members = state if isinstance(state, dict) else {}
     for key, value in members.items():
@@ -258,17 +259,17 @@ WRAPPERS: Final = (
 
 _ASIDE: Final = ("optim", "sched", "lr_", "rng", "random", "scaler", "amp", "callback", "loops",
                  "hyper_parameters", "args", "config", "criterion", "loss")  # fmt: skip
-_OPTIMIZER: Final = {"state", "param_groups"}
+_STATE: Final = ("state", "number", "name")
 
 
 def model_tensors(found: Found) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the tensors of the model by name, and the keys of those that belong to something else.
+    """Return the tensors of the model by name, and the keys of those that are no part of it.
 
-    Optimizers, random states and the like are beside the model. Where the model is in a wrapper such
-    as `state_dict`, its names do not bear that; a second one, say `ema`, keeps it.
+    Optimizers, random states and the like are beside the model. Where the model is in a wrapper
+    such as `state_dict`, its names do not bear that; a second one, say `ema`, keeps it.
     """
     tops = list(dict.fromkeys(path[0] for path in found.tensors if len(path) > 1))
-    if {path[0] for path in found.tensors if path} and _is_optimizer(found):
+    if found.tensors and _is_optimizer(found):
         return {}, ("an optimizer's state",)
     aside = tuple(top for top in tops if top.lower().startswith(_ASIDE))
     kept = {
@@ -285,7 +286,5 @@ def model_tensors(found: Found) -> tuple[dict[str, Tensor], tuple[str, ...]]:
 
 
 def _is_optimizer(found: Found) -> bool:
-    return {path[0] for path in found.tensors if path} <= _OPTIMIZER and all(
-        len(path) > 2
-        for path in found.tensors  # noqa: PLR2004 - state, number, name
-    )
+    """Whether all tensors are in `state`, by number and name, as an optimizer has them."""
+    return all(path[:1] == ("state",) and len(path) == len(_STATE) for path in found.tensors)

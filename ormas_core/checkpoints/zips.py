@@ -2,7 +2,6 @@
 
 import zipfile
 from collections.abc import Mapping
-from dataclasses import replace
 from io import RawIOBase
 from typing import Final
 
