@@ -1,7 +1,6 @@
 """`check_checkpoint`: everything that can be said of a checkpoint before it ships."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -132,12 +131,7 @@ def check_checkpoint(
         ConfigError: an option cannot be used.
         MissingExtraError: the library of the architecture is not installed.
     """
-    if prove and arch is None:
-        raise ConfigError("prove", "prove=True needs arch: 'torchvision:NAME' or 'hf'")
-    if key is not None and record is None:
-        raise ConfigError("key", "key checks the signature of a record: name its run with record=")
-    if record is not None and not (Path(record) / "record.jsonl").exists():
-        raise CheckpointError(str(record), f"{record} holds no record.jsonl. Name a run folder.")
+    _require_sense(arch, record, key, prove=prove)
     checkpoint = open_checkpoint(path, trust=trust)
     base = open_checkpoint(against, trust=trust) if against is not None else None
     wiring = _wiring(checkpoint, arch)
@@ -159,9 +153,26 @@ def check_checkpoint(
         errors=("a file was changed during the check: the result is void",) if judged.void else (),
         base=str(against) if against is not None else "",
     )
-    for step in (_with_wiring(wiring), _with_proof(checkpoint, arch, wiring, prove=prove)):
-        result = step(result)
-    return _with_record(result, record, key)
+    if wiring is not None:
+        result = _with_wiring(result, wiring)
+        if prove and arch is not None and not wiring.error:
+            result = _with_proof(result, wiring, checkpoint, arch)
+    return _with_record(result, record, key) if record is not None else result
+
+
+def _require_sense(
+    arch: str | None,
+    record: str | os.PathLike[str] | None,
+    key: str | os.PathLike[str] | None,
+    *,
+    prove: bool,
+) -> None:
+    if prove and arch is None:
+        raise ConfigError("prove", "a proof needs an architecture: 'torchvision:NAME' or 'hf'")
+    if key is not None and record is None:
+        raise ConfigError("key", "a key checks the signature of a record: name its run folder too")
+    if record is not None and not (Path(record) / "record.jsonl").exists():
+        raise CheckpointError(str(record), f"{record} holds no record.jsonl. Name a run folder.")
 
 
 def _gated(one: Finding, fail_on: FailOn) -> bool:
@@ -180,38 +191,24 @@ def _has_batch_norm(checkpoint: Checkpoint) -> bool:
     return any(name.endswith("running_var") for name in checkpoint.names)
 
 
-def _with_wiring(wiring: Wiring | None) -> Callable[[CheckResult], CheckResult]:
-    def add(result: CheckResult) -> CheckResult:
-        if wiring is None:
-            return result
-        findings = in_order((*result.findings, *wiring.findings))
-        errors = (*result.errors, *((wiring.error,) if wiring.error else ()))
-        return replace(result, findings=findings, errors=errors, wiring=wiring.sentence)
-
-    return add
+def _with_wiring(result: CheckResult, wiring: Wiring) -> CheckResult:
+    findings = in_order((*result.findings, *wiring.findings))
+    errors = (*result.errors, *((wiring.error,) if wiring.error else ()))
+    return replace(result, findings=findings, errors=errors, wiring=wiring.sentence)
 
 
 def _with_proof(
-    checkpoint: Checkpoint, arch: str | None, wiring: Wiring | None, *, prove: bool
-) -> Callable[[CheckResult], CheckResult]:
-    def add(result: CheckResult) -> CheckResult:
-        if not prove or arch is None or wiring is None or wiring.error:
-            return result
-        from ormas_core.checkpoint_proof import with_proof
+    result: CheckResult, wiring: Wiring, checkpoint: Checkpoint, arch: str
+) -> CheckResult:
+    from ormas_core.checkpoint_proof import with_proof
 
-        found = with_proof(checkpoint, arch, result.findings, wiring.followers)
-        return replace(result, findings=found)
-
-    return add
+    found = with_proof(checkpoint, arch, result.findings, wiring.followers)
+    return replace(result, findings=found)
 
 
 def _with_record(
-    result: CheckResult,
-    record: str | os.PathLike[str] | None,
-    key: str | os.PathLike[str] | None,
+    result: CheckResult, record: str | os.PathLike[str], key: str | os.PathLike[str] | None
 ) -> CheckResult:
-    if record is None:
-        return result
     from ormas_core.checkpoint_record import record_findings
 
     found, sentence = record_findings(Path(result.path), record, key)

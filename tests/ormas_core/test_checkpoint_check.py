@@ -84,9 +84,9 @@ def test_what_cannot_be_read_at_all_is_no_pass(tmp_path: Path) -> None:
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     """Before anything is read."""
     path = saved(tmp_path / "model.safetensors", conv_net())
-    with pytest.raises(ConfigError, match="needs arch"):
+    with pytest.raises(ConfigError, match="needs an architecture"):
         check_checkpoint(path, prove=True)
-    with pytest.raises(ConfigError, match="record="):
+    with pytest.raises(ConfigError, match="name its run folder"):
         check_checkpoint(path, key=tmp_path / "key.pub")
     with pytest.raises(CheckpointError, match=r"record\.jsonl"):
         check_checkpoint(path, record=tmp_path)
