@@ -21,7 +21,7 @@ DANGEROUS: Final = (
     "ctypes.", "pty.", "code.", "pickle.", "marshal.", "types.", "requests.", "urllib.", "http.",
     "webbrowser.", "multiprocessing.", "operator.", "functools.", "builtins.eval", "builtins.exec",
     "builtins.compile", "builtins.open", "builtins.getattr", "builtins.setattr", "asyncio.",
-    "builtins.__import__", "builtins.globals", "builtins.input", "__builtin__.", "torch.hub.",
+    "builtins.__import__", "builtins.globals", "builtins.input", "commands.", "torch.hub.",
     "torch.load", "torch.jit.", "torch.storage._load_from_bytes", "numpy.load", "cProfile.",
     "timeit.", "pdb.", "bdb.", "pip.", "venv.", "platform.", "tempfile.", "pathlib.", "io.", "_io.",
 )  # fmt: skip
@@ -101,7 +101,7 @@ def list_pickle(
 
 def _listed(kind: Kind, root: Any, names: set[str], file: str, size: int, place: Place) -> Listing:
     found = tensors_in(root)
-    tensors, aside = model_tensors(found)
+    tensors, aside = model_tensors(found, root)
     entries = tuple(_entry(name, tensor, file, size, place) for name, tensor in tensors.items())
     problems = list(_refusals(names, found.calls, file))
     if aside:

@@ -63,6 +63,10 @@ class Persistent:
     identity: Any
 
 
+_RENAMED: Final = {"__builtin__": "builtins", "copy_reg": "copyreg"}
+"""Modules of Python 2, which older protocols of pickle name, and what they are today."""
+
+
 class _Mark:
     """Where a group of values begins on the stack."""
 
@@ -225,7 +229,7 @@ class _Machine:
     def _name(self, module: Any, name: Any) -> Name:
         if not isinstance(module, str) or not isinstance(name, str):
             raise PickleFormatError("a name to import is no text")
-        found = Name(module, name)
+        found = Name(_RENAMED.get(module, module), name)
         self._names.add(str(found))
         return found
 

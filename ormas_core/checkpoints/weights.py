@@ -35,7 +35,7 @@ PLAIN: Final = frozenset(
     ("collections.OrderedDict", "collections.defaultdict", "torch.Size", "torch.device",
      "torch.storage.UntypedStorage", "torch.storage.TypedStorage",
      "torch.serialization._get_layout",
-     "builtins.dict", "builtins.set", "builtins.list", "builtins.complex", "__builtin__.set",
+     "builtins.dict", "builtins.set", "builtins.list", "builtins.complex", 
      "torch.nn.parameter.Parameter", "torch.Tensor", "torch.per_tensor_affine",
      "torch.per_channel_affine",
      *(f"torch.{name}" for name in DTYPES),
@@ -124,7 +124,7 @@ def _made(function: str, arguments: tuple[Any, ...], call: Call) -> Any:
         case "collections.OrderedDict" | "collections.defaultdict" | "builtins.dict":
             pairs = arguments[0] if arguments and isinstance(arguments[0], list) else []
             return {str(key): value for key, value in pairs}
-        case "builtins.set" | "builtins.list" | "__builtin__.set" | "torch.Size":
+        case "builtins.set" | "builtins.list" | "torch.Size":
             return arguments[0] if arguments else []
         case "torch._utils._rebuild_tensor_v2" | "torch._utils._rebuild_tensor":
             return _tensor(*arguments[:4])
@@ -262,22 +262,22 @@ _ASIDE: Final = ("optim", "sched", "lr_", "rng", "random", "scaler", "amp", "cal
 _STATE: Final = ("state", "number", "name")
 
 
-def model_tensors(found: Found) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def model_tensors(found: Found, root: Any) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors of the model by name, and the keys of those that are no part of it.
 
     Optimizers, random states and the like are beside the model. Where the model is in a wrapper
     such as `state_dict`, its names do not bear that; a second one, say `ema`, keeps it.
     """
-    tops = list(dict.fromkeys(path[0] for path in found.tensors if len(path) > 1))
+    if not isinstance(root, dict):  # a module that was pickled as a whole, or a tensor
+        return {".".join(path) or "tensor": tensor for path, tensor in found.tensors.items()}, ()
     if found.tensors and _is_optimizer(found):
         return {}, ("an optimizer's state",)
-    aside = tuple(top for top in tops if top.lower().startswith(_ASIDE))
-    kept = {
-        path: tensor
-        for path, tensor in found.tensors.items()
-        if not (len(path) > 1 and path[0] in aside)
-    }
+    tops = {path[0]: None for path in found.tensors if len(path) > 1}
     stripped = next((top for top in WRAPPERS if top in tops), None)
+    if stripped is not None:  # what else there is at the top need not be weights
+        tops |= {path[0]: None for path in found.tensors}
+    aside = tuple(top for top in tops if top.lower().startswith(_ASIDE))
+    kept = {path: tensor for path, tensor in found.tensors.items() if path[0] not in aside}
     named: dict[str, Tensor] = {}
     for path, tensor in kept.items():
         name = ".".join(path[1:] if len(path) > 1 and path[0] == stripped else path)
