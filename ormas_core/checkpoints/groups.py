@@ -68,15 +68,17 @@ def _apart(sizes: Any) -> tuple[int, int]:
     if count < FEWEST:
         return 0, 0
     gaps = np.diff(sizes)
-    most = int(count * _LOW_SHARE)
-    low = int(np.argmax(gaps[:most])) + 1
-    if gaps[low - 1] < max(LOW_GAP, SPREADS * _spread(sizes[low:])):
-        low = 0
-    most = max(1, int(count * _HIGH_SHARE))
-    start = count - 1 - most
-    high = most - int(np.argmax(gaps[start:]))
-    if gaps[count - high - 1] < max(HIGH_GAP, SPREADS * _spread(sizes[low : count - high])):
-        high = 0
+    low = high = 0
+    # The gap next to the population counts: there may be others among those that stand apart.
+    for place in np.flatnonzero(gaps[: int(count * _LOW_SHARE)] >= LOW_GAP)[::-1]:
+        if gaps[place] >= SPREADS * _spread(sizes[place + 1 :]):
+            low = int(place) + 1
+            break
+    start = count - 1 - max(1, int(count * _HIGH_SHARE))
+    for place in np.flatnonzero(gaps[start:] >= HIGH_GAP) + start:
+        if gaps[place] >= SPREADS * _spread(sizes[low : place + 1]):
+            high = count - 1 - int(place)
+            break
     return low, high
 
 

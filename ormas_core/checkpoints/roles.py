@@ -12,6 +12,7 @@ _BUFFERS: Final = re.compile(
     r"relative_position_index|relative_coords_table|anchors?|[\w]*mask[\w]*|"
     r"scale_inv|weight_scale(?:_inv)?|input_scale|[kv]_scale|logit_scale)$"
 )
+_BASIS: Final = re.compile(r"(?:^|[._])(?:i?stft|i?dft|i?fft|mel|melspec|spectrogram)(?:[._]|$)")
 _CAUSAL: Final = re.compile(r"attn(?:\.attention)?\.bias$")
 _EMBEDDING: Final = re.compile(
     r"(?:^|[._])(?:wte|wpe|shared|lm_head|[\w]*emb(?:ed)?(?:ding)?s?(?:_[\w]+)?|embed_out)\.weight$"
@@ -71,6 +72,11 @@ def is_buffer(facts: TensorFacts) -> bool:
     """Whether it is no parameter by its name: masks, counters, tables, running statistics."""
     causal = len(facts.shape) == 4 and _CAUSAL.search(facts.clean)  # noqa: PLR2004 - (1, 1, n, n)
     return bool(causal or _BUFFERS.search(facts.clean))
+
+
+def is_basis(facts: TensorFacts) -> bool:
+    """Whether it is a fixed transform, such as the sines of a spectrogram, some of which are 0."""
+    return _BASIS.search(facts.clean) is not None
 
 
 def is_adapter(facts: TensorFacts) -> bool:

@@ -11,6 +11,7 @@ from ormas_core.checkpoints.findings import Finding, finding, spans
 from ormas_core.checkpoints.groups import RowGroups
 from ormas_core.checkpoints.roles import (
     is_adapter,
+    is_basis,
     is_buffer,
     is_embedding,
     is_matrix,
@@ -27,6 +28,12 @@ def rows(seen: Seen) -> Iterator[Finding]:
     for looked in seen.tensors:
         groups = _judged(looked)
         if groups is None:
+            continue
+        if is_basis(looked.facts):
+            idle = (*groups.zero, *groups.low)
+            if idle:
+                text = f"{_count(idle, groups)} zero, as sines of a fixed transform are"
+                yield _of(looked, "idle-by-design", idle, text)
             continue
         if is_embedding(looked.facts):
             yield from _table(looked, groups, seen)

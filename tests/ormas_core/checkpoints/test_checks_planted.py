@@ -89,6 +89,11 @@ PLANTED: Final[tuple[tuple[str, Tensors, Tensors], ...]] = (
         {"attn.mask": put(random(4, 4), 1, -1e4)},
     ),
     (
+        "idle-by-design",
+        {"stft_conv.weight": put(W, [0, 15], 0)},
+        {"stft_conv.weight": put(W, (0, 0), 0)},
+    ),
+    (
         "adapter-no-op",
         {"q.lora_A.weight": W, "q.lora_B.weight": W * 0},
         {"q.lora_A.weight": W, "q.lora_B.weight": put(W * 0, (0, 0), 1e-6)},
@@ -101,8 +106,10 @@ PLANTED: Final[tuple[tuple[str, Tensors, Tensors], ...]] = (
     (
         "adapter-part-no-op",
         {
-            "q.lora_A.weight": W, "q.lora_B.weight": W * 0,
-            "v.lora_A.weight": W, "v.lora_B.weight": W,
+            "q.lora_A.weight": W,
+            "q.lora_B.weight": W * 0,
+            "v.lora_A.weight": W,
+            "v.lora_B.weight": W,
         },
         {"v.lora_down.weight": W, "v.lora_up.weight": W, "v.alpha": np.float32(8)},
     ),
@@ -251,3 +258,5 @@ def test_a_population_needs_a_gap() -> None:
     assert few.low == ()
     split = row_groups(np.array([1.0, 1e-9, *np.linspace(0.5, 1.5, 30), 1e4, 0.0]))
     assert (split.low, split.high, split.zero) == ((1,), (32,), (33,))
+    steps = row_groups(np.array([1e-33, 1e-9, *np.linspace(0.5, 1.5, 30)]))
+    assert steps.low == (0, 1)
