@@ -34,6 +34,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/bench/run.py
 	PYTHONPATH=.:tests $(BIN)/python tests/bench/verify.py
+	$(BIN)/python tests/bench/checkpoints.py
 
 # Networks that `fuzz` proves and attacks: `make fuzz N=50000`.
 fuzz: N = 10000

@@ -289,8 +289,8 @@ def _deepspeed(folder: Path, names: Sequence[str]) -> ReadProblem | None:
         "unsupported",
         where,
         "It holds the shards of DeepSpeed ZeRO, which are no model by themselves. Put them "
-        "together with zero_to_fp32.py, which DeepSpeed writes beside them (python zero_to_fp32.py . out "
-        "--safe_serialization), and check the result.",
+        "together with zero_to_fp32.py, which DeepSpeed writes beside them (python "
+        "zero_to_fp32.py . out --safe_serialization), and check the result.",
     )
 
 

@@ -83,6 +83,14 @@ def parse_header(raw: bytes, size: int, file: str) -> Header:
     return Header(entries=entries, metadata=metadata, problems=problems, notes=notes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Info:
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
 class _Pairs(list[tuple[str, Any]]):
     """The members of a JSON object in order, with those that are repeated."""
 
@@ -139,7 +147,7 @@ def _require_plain(found: Any) -> None:
 
 def _members(
     pairs: _Pairs, file: str
-) -> tuple[Mapping[str, str], dict[str, "_Info"], tuple[ReadProblem, ...]]:
+) -> tuple[Mapping[str, str], dict[str, _Info], tuple[ReadProblem, ...]]:
     metadata: Mapping[str, str] | None = None
     seen = False
     tensors: dict[str, _Info] = {}
@@ -163,14 +171,6 @@ def _metadata(value: Any) -> Mapping[str, str] | None:
     if type(value) is not _Pairs or not all(isinstance(text, str) for _, text in value):
         raise _HeaderError("__metadata__ must map text to text")
     return dict(value)
-
-
-@dataclass(frozen=True, slots=True)
-class _Info:
-    dtype: str
-    shape: tuple[int, ...]
-    start: int
-    end: int
 
 
 def _info(name: str, value: Any) -> _Info:

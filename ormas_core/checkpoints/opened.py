@@ -64,6 +64,7 @@ PROBLEMS: Final[Mapping[str, str]] = {
     "refused-objects": "The pickle holds objects that are no tensors; none was made.",
     "refused-tensors": "Tensors that only code of the pickle could make were not read.",
     "stray-weights": "Other weight files beside those that a loader would use.",
+    "stray-copies": "Other weight files that hold the same as those a loader would use.",
     "not-judged": "Files of the folder that hold no weights, such as those of an optimizer.",
     "incomplete": "The folder was not saved to its end: what is missing is said.",
     "no-tensors": "There is not a single tensor.",

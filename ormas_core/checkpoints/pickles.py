@@ -1,8 +1,8 @@
 """Reads a pickle without making anything of it: names are noted, calls kept as what they are.
 
 Every operation of the pickle machine is done on plain values. Where Python would import a name
-there is a `Name`, where it would call something a `Call`. So nothing of a file can run, and a file that
-could not be loaded without its author's code can still be looked through.
+there is a `Name`, where it would call something a `Call`. So nothing of a file can run, and a file
+that could not be loaded without its author's code can still be looked through.
 
 Source: `pickletools` for the operations and their arguments.
 """

@@ -35,7 +35,7 @@ PLAIN: Final = frozenset(
     ("collections.OrderedDict", "collections.defaultdict", "torch.Size", "torch.device",
      "torch.storage.UntypedStorage", "torch.storage.TypedStorage",
      "torch.serialization._get_layout",
-     "builtins.dict", "builtins.set", "builtins.list", "builtins.complex", 
+     "builtins.dict", "builtins.set", "builtins.list", "builtins.complex",
      "torch.nn.parameter.Parameter", "torch.Tensor", "torch.per_tensor_affine",
      "torch.per_channel_affine",
      *(f"torch.{name}" for name in DTYPES),

@@ -1,4 +1,4 @@
-"""Files of `torch.save`: the same tensors as torch reads, without torch and without running them."""
+"""Files of `torch.save`: the tensors that torch reads, without torch and without running them."""
 
 import argparse
 import collections
@@ -262,15 +262,13 @@ def test_torch_is_not_imported_for_its_own_files(tmp_path: Path) -> None:
         f"assert len(list(open_checkpoint({str(tmp_path / 'w.pt')!r}).tensors())) == 9\n"
         "assert not {'torch', 'pickle5'} & set(sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
 def test_quantised_tensors_are_packed(tmp_path: Path) -> None:
     """Their integers are not taken for weights."""
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="quantize_per_tensor"):
         quantised = torch.quantize_per_tensor(torch.randn(4, 4), 0.1, 0, torch.qint8)
     torch.save({"w": quantised}, tmp_path / "w.pt")
     _, facts = read_all(tmp_path / "w.pt")

@@ -67,7 +67,7 @@ FILES = {
 
 @pytest.mark.parametrize("which", sorted(FILES))
 def test_what_is_no_checkpoint_is_named(which: str, tmp_path: Path) -> None:
-    """Its kind, what was seen, and what to do; never a traceback, never \"clean\"."""
+    """Its kind, what was seen, and what to do; never a traceback, and never clean."""
     raw, kind, said = FILES[which]
     path = tmp_path / "model.safetensors"
     path.write_bytes(raw)
