@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test check format bench fuzz fuzz-mutants fuzz-record clean
+.PHONY: demo test check format bench fuzz fuzz-mutants fuzz-record fuzz-checkpoints clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -49,6 +49,10 @@ N ?= 20000
 
 fuzz-record: $(STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/record.py $(N)
+
+# How many mutated headers, and as many PyTorch files, `fuzz-checkpoints` checks: `N`, as above.
+fuzz-checkpoints: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz.checkpoints $(N)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info ormas_demo

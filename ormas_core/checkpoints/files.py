@@ -103,6 +103,8 @@ class Opened:
         Raises:
             OSError: the file cannot be read.
         """
+        if not 0 <= offset <= self.size:
+            return 0
         view, done = memoryview(buffer), 0
         while done < len(view):
             count = self._some(view[done:], offset + done)

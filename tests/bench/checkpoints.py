@@ -1,9 +1,9 @@
 """`make bench`, the part on `check`: time and peak memory for a model of 1.41 GiB.
 
-The known system is measured beside it. The files are made in a temporary folder and read before, so
-that they are in memory. Each figure is of a whole process, the best of five. The known system,
-`ormas-monitor` 0.2.3, gets a virtual environment of its own and is only called. Nothing is asserted;
-where it cannot be installed, or with `--alone`, ours is measured alone.
+The known system is measured beside it. The files are made in a temporary folder and read before,
+so they are in memory. Each figure is of a whole process, the best of five. The known system,
+`ormas-monitor` 0.2.3, gets a virtual environment of its own and is only called. Nothing is
+asserted; where it cannot be installed, or with `--alone`, ours is measured alone.
 """
 
 import json

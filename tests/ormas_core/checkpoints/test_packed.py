@@ -42,7 +42,10 @@ MODELS = {
         {"l.weight"},
     ),
     "MX": (
-        {"e.down_proj_blocks": ("U8", (2, 4, 8), ZEROS), "e.down_proj_scales": ("U8", (8, 8), ZEROS)},
+        {
+            "e.down_proj_blocks": ("U8", (2, 4, 8), ZEROS),
+            "e.down_proj_scales": ("U8", (8, 8), ZEROS),
+        },
         {"e.down_proj_blocks", "e.down_proj_scales"},
     ),
     "compressed-tensors": (

@@ -30,8 +30,10 @@ def numbers_of(dtype: str, raw: bytes) -> Any:
     tensor = torch.frombuffer(bytearray(raw), dtype=kind)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor).reshape(-1)
-    return tensor.to(torch.float64).numpy() if "64" not in dtype or dtype[0] in "FC" else (
-        np.frombuffer(raw, "i8" if dtype == "I64" else "u8").astype(np.float64)
+    return (
+        tensor.to(torch.float64).numpy()
+        if "64" not in dtype or dtype[0] in "FC"
+        else (np.frombuffer(raw, "i8" if dtype == "I64" else "u8").astype(np.float64))
     )
 
 
@@ -167,5 +169,3 @@ def test_fingerprints_differ_where_tensors_do() -> None:
     }
     assert len(seen) == 4
     assert facts_of("F32", (8, 8), numbers).fingerprint in seen
-
-
