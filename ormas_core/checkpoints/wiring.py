@@ -4,6 +4,7 @@ No weight is loaded, no element is computed, nothing is downloaded, and code tha
 along is never run: only classes of the installed libraries are built.
 """
 
+import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -35,7 +36,8 @@ def plan(arch: str, config: Mapping[str, Any] | None) -> Plan:
         ConfigError: it names nothing that can be built.
         MissingExtraError: its library is not installed.
     """
-    with torch.device("meta"):
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice of the libraries on how to train
         model = build(arch, config).eval()
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     followers, untraced = _follow(model)
@@ -154,6 +156,13 @@ def _on_meta(model: nn.Module) -> Iterator[Mapping[str, Tensor]]:
         yield from list(batches(model))
 
 
+def _name(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the name of a function; that of a hardtanh from zero is `relu6`."""
+    name = str(getattr(func, "__name__", ""))
+    lower = kwargs.get("min_val", args[1] if len(args) > 1 else -1.0)
+    return "relu6" if name == "hardtanh" and lower == 0 else name
+
+
 class _Watch(TorchFunctionMode):
     """Notes which layer each tensor comes from, and which function takes it.
 
@@ -184,7 +193,7 @@ class _Watch(TorchFunctionMode):
         if not isinstance(out, Tensor):
             return out
         self._kept.append(out)
-        name = getattr(func, "__name__", "")
+        name = _name(func, args, kwargs or {})
         layers = [self._layers[id(tensor)] for tensor in given if id(tensor) in self._layers]
         self._source.pop(id(out), None)
         if name in _PASSES and sources:

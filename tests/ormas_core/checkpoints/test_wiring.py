@@ -25,6 +25,10 @@ class Block(nn.Module):
         self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
         self.bn2 = nn.BatchNorm2d(8)
         self.bn3 = nn.BatchNorm2d(8)
+        self.bn4 = nn.BatchNorm2d(8)
+        self.bn5 = nn.BatchNorm2d(8)
+        self.six = nn.ReLU6(inplace=True)
+        self.tanh = nn.Hardtanh()
         self.drop = nn.Dropout(0.5)
         self.fc = nn.Linear(8, 2)
 
@@ -32,6 +36,7 @@ class Block(nn.Module):
         x = nn.functional.relu(self.bn1(self.conv(x)), inplace=True)
         y = self.bn2(self.conv2(x)) + x
         y = torch.relu(self.drop(self.bn3(y)))
+        y = self.tanh(self.bn5(self.six(self.bn4(y))))
         out: Tensor = self.fc(y.mean((2, 3)))
         return out
 
@@ -68,6 +73,8 @@ def test_what_takes_the_output_of_each_layer_is_seen(monkeypatch: pytest.MonkeyP
     assert plan.followers["conv2"] == ("norm:bn2",)
     assert plan.followers["bn2"] == ("add",)
     assert plan.followers["bn3"] == ("relu",)
+    assert plan.followers["bn4"] == ("relu6",)
+    assert plan.followers["bn5"] == ("hardtanh",)
 
 
 def test_building_draws_no_number_and_takes_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +101,7 @@ def test_a_model_that_does_not_run_is_said_and_still_matched(
     change = {"bn1__weight": lambda t: t[:2].zero_(), "bn1__bias": lambda t: t.sub_(1)}
     path = saved(tmp_path / "a.safetensors", Stubborn().state_dict(), **change)
     result = check_checkpoint(path, arch="torchvision:block")
-    assert "3 of 3 norms" in result.wiring
+    assert "5 of 5 norms" in result.wiring
     assert "does not run on a guessed input (RuntimeError" in result.wiring
     (one,) = [one for one in result.findings if one.code == "dead-channels"]
     assert "if a ReLU directly follows" in one.detail
