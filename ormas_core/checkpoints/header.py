@@ -16,6 +16,12 @@ from ormas_core.checkpoints.opened import Entry, ReadProblem
 MAX_HEADER: Final = 100_000_000
 """Largest header that the library accepts, in bytes."""
 
+MAX_PARTS: Final = 4_000_000
+"""A header with more commas and brackets is not looked through; 100,000 tensors have a million.
+
+The one limit that the library does not have: it would take gigabytes for such a file.
+"""
+
 _MOST: Final = 2**64 - 1
 _DEPTH: Final = 127
 _LENGTH: Final = 8
@@ -96,6 +102,8 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _load(raw: bytes) -> _Pairs:
+    if sum(raw.count(mark) for mark in (b",", b"{", b"[")) > MAX_PARTS:
+        raise _HeaderError(f"it has more than {MAX_PARTS:,} parts")
     text = raw.decode("utf-8")
     if text.startswith("\ufeff"):
         raise _HeaderError("it starts with a byte order mark")

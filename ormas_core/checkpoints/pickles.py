@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import IO, Any, Final
 
-MAX_OPERATIONS: Final = 5_000_000
+MAX_OPERATIONS: Final = 2_000_000
 """A pickle with more operations is refused; a model of 10,000 tensors has half a million."""
 
 

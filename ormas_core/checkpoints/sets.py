@@ -13,7 +13,10 @@ from ormas_core.checkpoints.packed import mark_packed
 from ormas_core.checkpoints.single import list_file
 from ormas_core.errors import CheckpointError
 
-_NOT_WEIGHTS = frozenset(("not-a-checkpoint", "unsupported"))
+_BESIDE = frozenset(
+    ("not-judged", "config", "incomplete", "refused-objects", "dangerous-objects", "no-index")
+)
+"""Problems that do not explain why there is no tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +58,7 @@ def assemble(files: FileSet, *, trust: bool) -> Checkpoint:
             problems += indexes.size_problem(files.index, entries, files.index_name)
     problems += indexes.repeated(listings, files.path.name)
     entries = mark_packed(entries, files.settings.get("config"))
-    if not entries and not any(problem.code in _NOT_WEIGHTS for problem in problems):
+    if not entries and all(problem.code in _BESIDE for problem in problems):
         text = "It holds not a single tensor. What was meant to be saved has to be saved again."
         problems.append(ReadProblem(code="no-tensors", where=files.path.name, detail=text))
     kinds = {listing.kind for listing in listings.values()}

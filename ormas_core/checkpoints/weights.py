@@ -48,7 +48,7 @@ PLAIN: Final = frozenset(
 )  # fmt: skip
 """What pickles of tensors import, and nothing else does harm by being named here."""
 
-_MAX_NODES: Final = 2_000_000
+_MAX_NODES: Final = 500_000
 _MAX_DEPTH: Final = 64
 
 

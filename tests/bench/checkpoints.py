@@ -23,6 +23,7 @@ GIB: Final = 2**30
 SIZE: Final = int(1.41 * GIB)
 HIDDEN, INNER, VOCABULARY, NARROW = 2048, 5632, 32_000, 256
 KNOWN: Final = "ormas-monitor==0.2.3"
+PINS: Final = Path(__file__).parent.parent.parent / "constraints.txt"
 RUNS: Final = 5
 TYPES: Final = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 BLOCK: Final = (
@@ -140,7 +141,7 @@ def known_system(base: Path) -> Path | None:
     python = venv / "bin" / "python"
     steps = (
         [sys.executable, "-m", "venv", str(venv)],
-        [str(python), "-m", "pip", "install", "--quiet", KNOWN],
+        [str(python), "-m", "pip", "install", "--quiet", "-c", str(PINS), KNOWN],
     )
     for step in steps:
         done = subprocess.run(step, check=False, capture_output=True, text=True)

@@ -142,7 +142,7 @@ def test_a_folder_that_was_not_saved_to_its_end_is_told(tmp_path: Path) -> None:
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "trainer_state.json").write_text("{}")
     found = open_checkpoint(tmp_path / "two")
-    assert codes(found) == ["missing-file", "no-tensors"]
+    assert codes(found) == ["missing-file"]
 
 
 def test_a_download_that_was_not_finished_is_told(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_an_adapter_folder_is_one(tmp_path: Path) -> None:
     """With its settings; without its weights that is a problem."""
     (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     found = open_checkpoint(tmp_path)
-    assert (found.kind, codes(found)) == (Kind.ADAPTER, ["missing-file", "no-tensors"])
+    assert (found.kind, codes(found)) == (Kind.ADAPTER, ["missing-file"])
     write_safetensors(tmp_path / "adapter_model.safetensors", {"x.lora_A.weight": f32(2, 2)})
     found, facts = read_all(tmp_path)
     assert (found.kind, found.problems) == (Kind.ADAPTER, ())
