@@ -58,7 +58,7 @@ def row_groups(magnitude: Any) -> RowGroups:
         zero=tuple(map(int, zero)),
         low=tuple(sorted(map(int, rest[order[:low]]))),
         high=tuple(sorted(map(int, rest[order[len(order) - high :]]))) if high else (),
-        median=float(np.median(magnitude[rest])),
+        median=median(magnitude[rest]),
     )
 
 
@@ -82,6 +82,15 @@ def _apart(sizes: Any) -> tuple[int, int]:
     return low, high
 
 
+def median(values: Any) -> float:
+    """Return the middle of some numbers: the higher one, if there are two.
+
+    `numpy.median` imports masked arrays, a third of the time that a small check takes.
+    """
+    return float(np.partition(values, len(values) // 2)[len(values) // 2])
+
+
 def _spread(sizes: Any) -> float:
-    """Return the decades between the 5th and the 95th percentile."""
-    return float(np.subtract(*np.percentile(sizes, [95, 5]))) if len(sizes) else 0.0
+    """Return the decades from the 5th to the 95th percentile of sorted logarithms."""
+    last = len(sizes) - 1
+    return float(sizes[round(0.95 * last)] - sizes[round(0.05 * last)]) if last > 0 else 0.0

@@ -8,7 +8,7 @@ import numpy as np
 
 from ormas_core.checkpoints.after import after
 from ormas_core.checkpoints.findings import Finding, finding, spans
-from ormas_core.checkpoints.groups import row_groups
+from ormas_core.checkpoints.groups import median, row_groups
 from ormas_core.checkpoints.roles import adds_one, is_adapter, is_norm_name, layer, leaf
 from ormas_core.checkpoints.seen import Looked, Seen
 
@@ -147,7 +147,7 @@ def _batch(norm: Norm, seen: Seen) -> Iterator[Finding]:
         dormant = ~zero & ~low & (shift < -DORMANT * scale)
         text = f"shift more than {DORMANT:g} scales below zero: {follower.dormant}"
         yield from _said(norm, "dormant-channels", dormant, text)
-    still = norm.variance <= _UNVARYING * np.median(norm.variance)
+    still = norm.variance <= _UNVARYING * median(norm.variance)
     still &= ~zero & ~low
     yield from _said(norm, "unvarying-variance", still, "running variance 0")
 
