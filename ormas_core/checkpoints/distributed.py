@@ -4,6 +4,9 @@ That reader unpickles the file `.metadata`, which could run code. So it is looke
 text, and opened only if it names nothing but what such a file consists of.
 """
 
+import warnings
+import threading
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from io import BytesIO
@@ -33,6 +36,9 @@ _PARTS: Final = PLAIN | {
     "pathlib.WindowsPath",
 }
 """What a `.metadata` consists of: whole names, since a prefix would let `metadata.os.system` in."""
+
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""Filters of warnings belong to the whole process."""
 
 _MAX_METADATA: Final = 256 * 2**20
 _ASIDE: Final = ("optim", "lr_scheduler", "rng", "dataloader", "train_state")
@@ -162,7 +168,9 @@ def _source(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Call
 
         try:
             tensor = torch.empty(shape, dtype=dtype)
-            load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that there is no process group: there is none
+                load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
         except Exception as error:  # noqa: BLE001 - whatever that reader raises
             raise OSError(f"torch cannot read it: {error!s:.200}") from None
         return tensor.reshape(-1).view(torch.uint8).numpy()
