@@ -4,7 +4,6 @@ That reader unpickles the file `.metadata`, which could run code. So it is looke
 text, and opened only if it names nothing but what such a file consists of.
 """
 
-import warnings
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -168,7 +167,7 @@ def _source(folder: Path, name: str, shape: tuple[int, ...], dtype: Any) -> Call
 
         try:
             tensor = torch.empty(shape, dtype=dtype)
-            with warnings.catch_warnings():
+            with _ONE_AT_A_TIME, warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that there is no process group: there is none
                 load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
         except Exception as error:  # noqa: BLE001 - whatever that reader raises
