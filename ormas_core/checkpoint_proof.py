@@ -41,7 +41,7 @@ def with_proof(
     """
     try:
         claims = _claims(checkpoint, arch)
-    except OrmasError as error:
+    except (OrmasError, OSError) as error:
         return in_order((*findings, finding("not-compared", arch, f"nothing was proven: {error}")))
     proven = [_finding(claim) for claim in claims]
     units: dict[str, set[int]] = {}

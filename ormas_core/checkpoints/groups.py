@@ -31,13 +31,15 @@ class RowGroups:
 
     Attributes:
         count: number of rows.
-        zero: indices of rows that are exactly zero.
+        all_zero: whether every row is exactly zero.
+        zero: indices of rows that are exactly zero; empty if all are, so that it stays small.
         low: indices of rows that are not zero and lie below a gap.
         high: indices of rows that lie above a gap.
         median: median largest |x| of the rows that are not zero; 0 if all are.
     """
 
     count: int
+    all_zero: bool = False
     zero: tuple[int, ...] = ()
     low: tuple[int, ...] = ()
     high: tuple[int, ...] = ()
@@ -49,7 +51,7 @@ def row_groups(magnitude: Any) -> RowGroups:
     zero = np.flatnonzero(magnitude == 0)
     rest = np.flatnonzero(magnitude)
     if not len(rest):
-        return RowGroups(count=len(magnitude), zero=tuple(map(int, zero)))
+        return RowGroups(count=len(magnitude), all_zero=True)
     sizes = np.log10(magnitude[rest])
     order = np.argsort(sizes, kind="stable")
     low, high = _apart(sizes[order])

@@ -44,8 +44,17 @@ _ONE_BY_ONE: Final = 8
 """Problems of one kind in one file that are reported one by one."""
 
 _BROKEN: Final = frozenset(
-    ("not-a-checkpoint", "unsupported", "truncated", "malformed", "missing-file", "unreadable")
-    + ("unsafe-path", "refused-objects", "dangerous-objects")
+    {
+        "dangerous-objects",
+        "malformed",
+        "missing-file",
+        "not-a-checkpoint",
+        "refused-objects",
+        "truncated",
+        "unreadable",
+        "unsafe-path",
+        "unsupported",
+    }
 )
 """Problems of a file that are the reason why its tensors cannot be read."""
 

@@ -71,11 +71,11 @@ def wire(checkpoint: Checkpoint, arch: str, *, asked: bool) -> Wiring:
         ConfigError: `arch` names nothing that can be built, and was asked for.
         MissingExtraError: the library is not installed, and was asked for.
     """
-    from ormas_core.checkpoints.wiring import plan
-
     try:
+        from ormas_core.checkpoints.wiring import plan
+
         return match(checkpoint, plan(arch, checkpoint.config), asked=asked)
-    except OrmasError as error:
+    except (OrmasError, ImportError) as error:
         if asked:
             raise
         return Wiring(sentence=f"the wiring is unknown: {error}")

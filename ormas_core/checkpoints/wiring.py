@@ -105,8 +105,8 @@ def _torchvision(name: str) -> nn.Module:
         ) from error
     try:
         model: nn.Module = get_model(name, weights=None)
-    except (ValueError, KeyError) as error:
-        raise ConfigError("arch", f"torchvision has no model {name!r}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - what a constructor raises is its own affair
+        raise ConfigError("arch", f"torchvision cannot build {name!r}: {error}") from None
     return model
 
 

@@ -68,7 +68,7 @@ def _pairs(seen: Seen) -> dict[str, dict[str, Looked]]:
 
 def _zero(looked: Looked) -> bool:
     rows = looked.rows
-    return rows is not None and rows.count > 0 and len(rows.zero) == rows.count
+    return rows is not None and rows.count > 0 and rows.all_zero
 
 
 def _part(looked: Looked) -> str:

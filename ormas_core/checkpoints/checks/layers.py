@@ -58,7 +58,7 @@ def _judged(looked: Looked) -> RowGroups | None:
         return None
     # A row of NaN has no finite element that is not zero, and is not dead.
     wholly_bad = facts.nan + facts.inf >= facts.elements // groups.count > 0
-    return None if len(groups.zero) == groups.count or wholly_bad else groups
+    return None if groups.all_zero or wholly_bad else groups
 
 
 def _filters(

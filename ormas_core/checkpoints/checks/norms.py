@@ -111,7 +111,8 @@ def _may_add_one(norms: list[Norm]) -> bool:
 
 def _layer(norm: Norm, scale: Any) -> Iterator[Finding]:
     groups = row_groups(np.abs(scale))
-    zero, low = groups.zero, groups.low
+    zero = tuple(range(groups.count)) if groups.all_zero else groups.zero
+    low = groups.low
     if zero or low:
         parts = [(zero, "are zero"), (low, f"are next to zero (median {groups.median:.3g})")]
         what = "; ".join(
@@ -125,12 +126,12 @@ def _layer(norm: Norm, scale: Any) -> Iterator[Finding]:
 def _batch(norm: Norm, seen: Seen) -> Iterator[Finding]:
     scale, shift = np.abs(norm.scale), norm.shift
     groups = row_groups(scale)
-    if len(groups.zero) == groups.count:
+    if groups.all_zero:
         detail = (
             f"all {groups.count} scales are zero, as where a residual branch starts at zero and "
             "was not trained"
         )
-        yield _of(norm, "norm-scale-zero", groups.zero, detail)
+        yield _of(norm, "norm-scale-zero", range(groups.count), detail)
         return
     zero = np.zeros(len(scale), dtype=bool)
     zero[list(groups.zero)] = True

@@ -75,7 +75,7 @@ def zero(seen: Seen) -> Iterator[Finding]:
     """
     for looked in seen.tensors:
         facts, rows = looked.facts, looked.rows
-        if rows is None or not looked.clean or len(rows.zero) < rows.count or not rows.count:
+        if rows is None or not looked.clean or not rows.all_zero or not rows.count:
             continue
         if len(facts.shape) < 2 or is_adapter(facts) or is_buffer(facts):  # noqa: PLR2004
             continue
@@ -162,7 +162,7 @@ def _is_distinct(looked: Looked) -> bool:
     return (
         looked.clean
         and rows is not None
-        and len(rows.zero) < rows.count
+        and not rows.all_zero
         and facts.constant is None
         and is_matrix(facts)
         and "emb" not in facts.clean
