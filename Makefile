@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 export HF_HUB_OFFLINE = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: demo test check format bench fuzz fuzz-mutants fuzz-record fuzz-checkpoints realfiles realfiles-torchvision clean
+.PHONY: demo test check format bench fuzz fuzz-mutants fuzz-record fuzz-checkpoints realfiles realfiles-torchvision zoo clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -71,6 +71,10 @@ realfiles-torchvision: $(STAMP) $(REAL)/.installed
 	$(REAL)/bin/python -m pip install --quiet torch==2.14.1 torchvision==0.29.1 numpy
 	PYTHONPATH=. $(BIN)/python tests/realfiles/run.py $(REAL)/lib/python3*/site-packages \
 		$(REAL)/bin/python
+
+# Small, freshly initialised models of many architectures: none may raise a warning.
+zoo: $(STAMP)
+	PYTHONPATH=. $(BIN)/python tests/realfiles/zoo.py
 
 clean:
 	rm -rf $(REAL) $(VENV) build dist *.egg-info ormas_demo
