@@ -2,15 +2,15 @@
 
 import math
 import os
-import threading
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from ormas_core.checkpoints import blocks
+from ormas_core.checkpoints.ahead import in_order
 from ormas_core.checkpoints.base import Base, Bench, Files
 from ormas_core.checkpoints.blocks import Bytes
 from ormas_core.checkpoints.compare import Beside
@@ -73,27 +73,12 @@ def _in_order(
         for entry in entries:
             yield describe(entry, files, bench, base)
         return
-    from concurrent.futures import Future, ThreadPoolExecutor
+    makers = [partial(_describe, Bench(), files, base) for _ in range(threads)]
+    yield from in_order(entries, makers, _AHEAD)
 
-    own = threading.local()
 
-    def work(entry: Entry) -> TensorFacts:
-        if not hasattr(own, "bench"):
-            own.bench = Bench()
-        return describe(entry, files, own.bench, base)
-
-    waiting: deque[Future[TensorFacts]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        try:
-            for entry in entries:
-                waiting.append(pool.submit(work, entry))
-                if len(waiting) > _AHEAD:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for facts in waiting:
-                facts.cancel()
+def _describe(bench: Bench, files: Files, base: Base | None, entry: Entry) -> TensorFacts:
+    return describe(entry, files, bench, base)
 
 
 def _cores() -> int:
