@@ -15,6 +15,10 @@ FEWEST: Final = 8
 LOW_GAP: Final = 3.0
 """Decades that rows must lie below the others. Healthy layers spread over one or two, evenly."""
 
+LONE_GAP: Final = 6.0
+"""The same where a row is a number or two that may have either sign: of a thousand such numbers,
+the smallest lies three decades below the next by chance once in a thousand times."""
+
 HIGH_GAP: Final = 2.0
 """Decades that rows must lie above the others."""
 
@@ -46,15 +50,20 @@ class RowGroups:
     median: float = 0.0
 
 
-def row_groups(magnitude: Any) -> RowGroups:
-    """Return the groups of rows with these largest |x|, `(rows,)`, finite and not negative."""
+def row_groups(magnitude: Any, low_gap: float = LOW_GAP) -> RowGroups:
+    """Return the groups of rows with these largest |x|, `(rows,)`, finite and not negative.
+
+    Args:
+        magnitude: largest |x| of each row.
+        low_gap: decades that rows must lie below the others.
+    """
     zero = np.flatnonzero(magnitude == 0)
     rest = np.flatnonzero(magnitude)
     if not len(rest):
         return RowGroups(count=len(magnitude), all_zero=True)
     sizes = np.log10(magnitude[rest])
     order = np.argsort(sizes, kind="stable")
-    low, high = _apart(sizes[order])
+    low, high = _apart(sizes[order], low_gap)
     return RowGroups(
         count=len(magnitude),
         zero=tuple(map(int, zero)),
@@ -64,7 +73,7 @@ def row_groups(magnitude: Any) -> RowGroups:
     )
 
 
-def _apart(sizes: Any) -> tuple[int, int]:
+def _apart(sizes: Any, low_gap: float) -> tuple[int, int]:
     """Return how many of the sorted logarithms lie below a gap, and how many above one."""
     count = len(sizes)
     if count < FEWEST:
@@ -72,7 +81,7 @@ def _apart(sizes: Any) -> tuple[int, int]:
     gaps = np.diff(sizes)
     low = high = 0
     # The gap next to the population counts: there may be others among those that stand apart.
-    for place in np.flatnonzero(gaps[: int(count * _LOW_SHARE)] >= LOW_GAP)[::-1]:
+    for place in np.flatnonzero(gaps[: int(count * _LOW_SHARE)] >= low_gap)[::-1]:
         if gaps[place] >= SPREADS * _spread(sizes[place + 1 :]):
             low = int(place) + 1
             break

@@ -10,12 +10,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from ormas_core.checkpoints.groups import RowGroups, row_groups
+from ormas_core.checkpoints.groups import LONE_GAP, LOW_GAP, RowGroups, row_groups
 from ormas_core.checkpoints.tensors import State, TensorFacts
 from ormas_core.checkpoints.vocabulary import Vocabulary
 
 _SANE: Final = (1.2e-38, 1e15)
 """Between the smallest normal number of float32 and what no trained weight reaches."""
+
+_FEW: Final = 3
+"""Elements of a row below which its largest one says little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,4 +81,6 @@ def look(facts: TensorFacts) -> Looked:
         return Looked(facts=kept)
     sizes = facts.magnitude[facts.magnitude > 0]
     wild = float(np.mean((sizes < _SANE[0]) | (sizes > _SANE[1]))) if len(sizes) else 0.0
-    return Looked(facts=kept, rows=row_groups(facts.magnitude), wild=wild)
+    lone = facts.elements < _FEW * facts.rows
+    groups = row_groups(facts.magnitude, LONE_GAP if lone else LOW_GAP)
+    return Looked(facts=kept, rows=groups, wild=wild)

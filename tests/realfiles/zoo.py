@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as their_logging
 
 from ormas_core import check_checkpoint
 
@@ -55,6 +56,7 @@ def shrink(config: Any) -> None:
 def main() -> int:
     """Print a line for each; return 1 if there is a warning."""
     logging.disable(logging.CRITICAL)
+    their_logging.disable_progress_bar()
     warnings.simplefilter("ignore")
     loud = 0
     for name in NAMES.split():

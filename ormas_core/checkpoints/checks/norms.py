@@ -8,7 +8,7 @@ import numpy as np
 
 from ormas_core.checkpoints.after import after
 from ormas_core.checkpoints.findings import Finding, finding, spans
-from ormas_core.checkpoints.groups import median, row_groups
+from ormas_core.checkpoints.groups import LONE_GAP, LOW_GAP, RowGroups, median, row_groups
 from ormas_core.checkpoints.roles import adds_one, is_adapter, is_norm_name, layer, leaf
 from ormas_core.checkpoints.seen import Looked, Seen
 
@@ -17,6 +17,9 @@ DORMANT: Final = 6.0
 
 _UNVARYING: Final = 1e-12
 """Of the median variance."""
+
+_SURE: Final = 0.01
+"""Of the largest scale: what is above has the sign that it is meant to have."""
 
 _SCALES: Final = ("weight", "gamma", "scale")
 _SHIFTS: Final = {"weight": "bias", "gamma": "beta", "scale": "bias"}
@@ -110,7 +113,7 @@ def _may_add_one(norms: list[Norm]) -> bool:
 
 
 def _layer(norm: Norm, scale: Any) -> Iterator[Finding]:
-    groups = row_groups(np.abs(scale))
+    groups = _groups(scale)
     zero = tuple(range(groups.count)) if groups.all_zero else groups.zero
     low = groups.low
     if zero or low:
@@ -123,9 +126,17 @@ def _layer(norm: Norm, scale: Any) -> Iterator[Finding]:
         yield _of(norm, "norm-scale-zero", sorted((*zero, *low)), what)
 
 
+def _groups(scale: Any) -> RowGroups:
+    """Return scales by size; where they have both signs, some are next to zero by chance."""
+    sizes = np.abs(scale)
+    large = scale[sizes > _SURE * sizes.max(initial=0.0)]
+    both = bool((large < 0).any() and (large > 0).any())
+    return row_groups(sizes, LONE_GAP if both else LOW_GAP)
+
+
 def _batch(norm: Norm, seen: Seen) -> Iterator[Finding]:
     scale, shift = np.abs(norm.scale), norm.shift
-    groups = row_groups(scale)
+    groups = _groups(norm.scale)
     if groups.all_zero:
         detail = (
             f"all {groups.count} scales are zero, as where a residual branch starts at zero and "

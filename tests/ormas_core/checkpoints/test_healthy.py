@@ -88,3 +88,13 @@ def test_an_outlier_dimension_of_a_language_model_is_ordinary() -> None:
     scale = np.full(64, 0.6)
     scale[[3, 9]] = (9.0, 0.02)
     assert found({"down_proj.weight": weight, "ln.weight": scale, "ln.bias": np.zeros(64)}) == []
+
+
+def test_numbers_of_both_signs_are_next_to_zero_by_chance() -> None:
+    """Scales that cross zero, and rows of one number: three decades are none there, nine are."""
+    values = random(64, seed=5)
+    values[7] = 1e-4 * np.abs(values).min()
+    assert codes({"norm.weight": values, "norm.bias": np.zeros(64)}) == []
+    assert codes({"fc.weight": values[:, None]}) == []
+    values[7] = 1e-12
+    assert codes({"norm.weight": values, "norm.bias": np.zeros(64)}) == ["norm-scale-zero"]
