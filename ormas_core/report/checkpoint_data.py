@@ -1,7 +1,6 @@
 """The check of a checkpoint as data: plain JSON, and SARIF 2.1.0 for code-scanning pages."""
 
 import dataclasses
-import hashlib
 from pathlib import PurePath
 from typing import Any, Final
 from urllib.parse import quote
@@ -57,6 +56,8 @@ def checkpoint_sarif(result: CheckResult, code: int, why: str) -> dict[str, Any]
 
 
 def _result(one: Finding, rule: int, result: CheckResult) -> dict[str, Any]:
+    import hashlib
+
     mark = hashlib.sha256(f"{one.code}\0{one.file}\0{one.where}".encode(errors="replace"))
     return {
         "ruleId": one.code,
