@@ -115,7 +115,7 @@ def as_tensor(call: Call) -> Any:
     arguments = call.arguments if isinstance(call.arguments, tuple) else ()
     try:
         return _made(str(call.function), arguments, call)
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, RecursionError) as error:
         raise PickleFormatError(f"a tensor is described wrongly: {error!s:.200}") from None
 
 
@@ -168,7 +168,7 @@ def _stored(source: Any) -> Stored:
         raise TypeError("its storage is no reference")
     tag, kind, key, location, elements, *_ = source.identity
     if tag not in ("storage", b"storage") or not isinstance(kind, Name):
-        raise TypeError(f"its storage is {tag!r:.40}")
+        raise TypeError("its storage is of an unknown kind")
     dtype = _STORAGES.get(kind.name, kind.name)
     return Stored("" if location == "meta" else str(key), dtype, _lengths((elements,))[0])
 
@@ -182,7 +182,7 @@ def _dtype(name: Any) -> str:
 def _lengths(value: Any) -> tuple[int, ...]:
     found = tuple(value)
     if not all(type(n) is int and 0 <= n < 2**62 for n in found) or len(found) > _MAX_DEPTH:
-        raise ValueError(f"{found!r:.80} are no sizes")
+        raise ValueError("what should be sizes are none")
     return found
 
 
@@ -214,9 +214,14 @@ def tensors_in(root: Any) -> Found:
         if isinstance(value, Tensor):
             found.tensors[path] = value
         elif isinstance(value, Call):
-            found.calls.add(str(value.function)[:200])
+            found.calls.add(_named(value.function))
         waiting += reversed([((*path, key), inner) for key, inner in _inside(value)])
     return found
+
+
+def _named(function: Any) -> str:
+    """Return the name of what would be called. What has none may be endless: it is not spelled."""
+    return str(function)[:200] if isinstance(function, Name) else f"<{type(function).__name__}>"
 
 
 def _inside(value: Any) -> Iterator[tuple[str, Any]]:
