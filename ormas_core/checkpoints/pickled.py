@@ -51,11 +51,11 @@ def list_legacy(file: Opened, name: str) -> Listing:
     places: dict[str, tuple[int, int]] = {}
     at = stream.tell()
     for key in keys if isinstance(keys, list) else []:
-        size = sizes.get(str(key))
+        size = sizes.get(key) if isinstance(key, str) else None
         if size is None:
             count = int.from_bytes(file.read(at, 8), "little")
             return _listed(Kind.LEGACY, root, names, name, file.size, _known(places, count))
-        places[str(key)] = (at + 8, size)
+        places[key] = (at + 8, size)
         at += 8 + size
     return _listed(Kind.LEGACY, root, names, name, file.size, _known(places, 0))
 

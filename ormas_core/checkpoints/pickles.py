@@ -80,6 +80,7 @@ _OWN_ARGUMENT: Final = frozenset(
         *("BYTEARRAY8", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
     )
 )
+_BITS: Final = 64
 _CONSTANTS: Final[Mapping[str, Any]] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _EMPTY: Final[Mapping[str, Callable[[], Any]]] = {
     "EMPTY_LIST": list,
@@ -253,4 +254,7 @@ def _set(into: Any, values: list[Any]) -> None:
         raise PickleFormatError("members are set in what has none")
     for key, value in zip(values[::2], values[1::2], strict=True):
         # What is no plain key might be anything, deeply nested: it is never hashed or compared.
-        into[key if isinstance(key, _SCALARS) else f"<{type(key).__name__} {len(into)}>"] = value
+        plain = isinstance(key, _SCALARS) and (
+            not isinstance(key, int) or key.bit_length() <= _BITS
+        )
+        into[key if plain else f"<{type(key).__name__} {len(into)}>"] = value

@@ -167,10 +167,11 @@ def _stored(source: Any) -> Stored:
     if not isinstance(source, Persistent) or not isinstance(source.identity, tuple):
         raise TypeError("its storage is no reference")
     tag, kind, key, location, elements, *_ = source.identity
-    if tag not in ("storage", b"storage") or not isinstance(kind, Name):
+    plain = isinstance(tag, str | bytes) and isinstance(key, str) and isinstance(location, str)
+    if not plain or tag not in ("storage", b"storage") or not isinstance(kind, Name):
         raise TypeError("its storage is of an unknown kind")
     dtype = _STORAGES.get(kind.name, kind.name)
-    return Stored("" if location == "meta" else str(key), dtype, _lengths((elements,))[0])
+    return Stored("" if location == "meta" else key, dtype, _lengths((elements,))[0])
 
 
 def _dtype(name: Any) -> str:

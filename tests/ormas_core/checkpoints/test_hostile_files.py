@@ -10,6 +10,7 @@ import pytest
 from checkpoint_builders import codes, details, f32, read_all, safetensors_bytes, with_header
 
 from ormas_core.checkpoints import header, open_checkpoint, pickles
+from ormas_core.checkpoints.sniff import LEGACY_START
 
 PROTOCOL: Final = b"\x80\x04"
 
@@ -38,6 +39,18 @@ PICKLES: Final[dict[str, bytes]] = {
     + b"\x85" * 50_000
     + b"\x86R.",
     "a call of what a call made": PROTOCOL + b"cx\ny\n)R" + b")R" * 50_000 + b".",
+    "a key of ten thousand digits": PROTOCOL + b"}\x8b\x10\x27\0\0" + b"\x7f" * 10_000 + b"]s.",
+    "deep keys of the older format": LEGACY_START
+    + PROTOCOL
+    + b"N."
+    + PROTOCOL
+    + b"N."
+    + PROTOCOL
+    + b"}."
+    + PROTOCOL
+    + b"]N"
+    + b"\x85" * 50_000
+    + b"a.",
     "no end": PROTOCOL + b"N" * 100,
     "more taken than put": PROTOCOL + b"000.",
     "an extension": PROTOCOL + b"\x82\x01.",
@@ -54,7 +67,7 @@ def test_a_hostile_pickle_is_looked_through_or_refused(which: str, tmp_path: Pat
     found, facts = read_all(path)
     assert facts == {}
     assert found.problems
-    allowed = {"malformed", "not-a-checkpoint", "refused-tensors", "refused-objects"}
+    allowed = {"malformed", "not-a-checkpoint", "refused-tensors", "refused-objects", "no-tensors"}
     assert set(codes(found)) <= allowed
 
 
