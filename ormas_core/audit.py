@@ -55,6 +55,7 @@ def verify_run(
 
     Raises:
         FileNotFoundError: there is no record in `folder`.
+        NotADirectoryError: `folder` is something else.
         RecordChangedError: a file was changed while it was being read: the result is void.
         KeyFileError: `key` holds no public Ed25519 key.
     """

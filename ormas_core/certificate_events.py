@@ -43,7 +43,10 @@ class Certificate(BaseEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateRefused(BaseEvent):
-    """Units look stuck, had no gradient at this check, and could not be certified."""
+    """Units look stuck, had no gradient at this check, and could not be certified.
+
+    Or they are proven stuck, and something seen at this check says otherwise.
+    """
 
     kind: ClassVar[str] = "certificate_refused"
     layer: str
@@ -65,7 +68,9 @@ class CertificateRevoked(BaseEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channels(BaseEvent):
-    """Channels of a layer are out of use. Said once for each change of level.
+    """Channels of a layer are out of use.
+
+    Said once for each change of level, and when silent ones join the others for the first time.
 
     Attributes:
         level: how many of the `n` channels the four counts together are.

@@ -72,3 +72,7 @@ def missing_extra(package: str, extra: str) -> MissingExtraError:
 
 class CertifyError(OrmasError, ValueError):
     """`certify()` was given something that it cannot prove anything about."""
+
+
+class CheckpointError(OrmasError, ValueError):
+    """There is no checkpoint where one was named."""

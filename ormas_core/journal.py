@@ -79,9 +79,10 @@ class Journal:
 
     def end(self, steps: int, attempts: int, error: str | None, models: Paths = ()) -> None:
         """Say that the run is over, and which model files came of it."""
-        for path in models if self.record is not None else ():
+        run = self.record.folder if self.record is not None else None
+        for path in models if run is not None else ():
             try:
-                files = model_files(path)
+                files = model_files(path, run)
             except Exception as failure:  # noqa: BLE001 - the end is written whatever a path is
                 _LOG.error("The model %s is not bound to the record: %s", path, failure)
             else:

@@ -48,6 +48,7 @@ _PROMISES: Final = {
     CertificateClass.BOUNDED: "cannot recover while batch and input keep to the stated limits",
     CertificateClass.CLOSED_NOW: "have no gradient at the present weights, for any input",
 }
+_LIMITS: Final = ("m_max", "x_max", "input_max")
 _WITHOUT_GAP: Final = (MechanismState.ACTIVE, MechanismState.UNUSED)
 
 
@@ -312,7 +313,12 @@ def _describe_proof(event: Certificate | CertificateRefused | CertificateRevoked
     match event:
         case Certificate():
             text = f"{event.layer}: {_PLURALS[event.unit_kind]} {_units(event.units)} "
-            text += f"{_PROMISES[event.cls]} (certificate, {len(event.trace)} lines of proof)"
+            promise = _PROMISES[event.cls] + "".join(
+                f", {c.name} {c.value:.3g} ({c.layer})"
+                for c in event.conditions
+                if c.name in _LIMITS
+            )
+            text += f"{promise} (certificate, {len(event.trace)} lines of proof)"
             return text + ("; present at the first check." if event.initial else ".")
         case CertificateRefused():
             return (

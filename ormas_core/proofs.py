@@ -66,8 +66,12 @@ class Proofs:
 
     def arm(self) -> None:
         """Get ready for a step that is sampled."""
-        if not self._failed:
+        if self._failed:
+            return
+        try:
             self._watch.arm()
+        except Exception as error:  # noqa: BLE001 - a tensor that takes no hook costs the proofs only
+            self._fail(error)
 
     def note(self, output: Any) -> None:
         """Read the graph behind a loss, or behind the outputs of a model, however nested."""
@@ -172,9 +176,7 @@ def _larger(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.
     return found
 
 
-def _largest(
-    found: Sequence[Mapping[str, V]], larger: Callable[[V, V], V]
-) -> dict[str, V]:
+def _largest(found: Sequence[Mapping[str, V]], larger: Callable[[V, V], V]) -> dict[str, V]:
     """Return, for each layer, the largest value (or values) that any reading has."""
     whole: dict[str, V] = {}
     for part in found:

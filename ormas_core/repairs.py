@@ -12,7 +12,14 @@ from torch.optim import LBFGS, Optimizer
 
 from ormas_core import ranks
 from ormas_core.certificate_events import Repair
-from ormas_core.certificates import Candidate, CertificateWatch, ChannelHealth, confirmed, counted
+from ormas_core.certificates import (
+    Candidate,
+    CertificateWatch,
+    ChannelHealth,
+    confirmed,
+    counted,
+    storage_address,
+)
 from ormas_core.config import MonitorConfig
 from ormas_core.errors import ConfigError
 from ormas_core.hooks import Selection
@@ -351,7 +358,7 @@ class _Resolver:
             return f"{part.name} is not in exactly one group of the optimizer that was given"
         if self._storages is None:
             self._storages = _storages(self._modules.values())
-        if self._storages[_address(part.tensor)] != 1:
+        if self._storages[storage_address(part.tensor)] != 1:
             return f"{part.name} is shared: another layer has it too"
         return ""
 
@@ -373,14 +380,7 @@ def _fits(tensor: Any, count: int) -> bool:
 def _storages(modules: Iterable[nn.Module]) -> Counter[int]:
     """Count how often each storage is registered in the model, as a parameter or a buffer."""
     return Counter(
-        _address(tensor)
+        storage_address(tensor)
         for module in modules
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False))
     )
-
-
-def _address(tensor: Tensor) -> int:
-    try:
-        return tensor.untyped_storage().data_ptr()
-    except (NotImplementedError, RuntimeError):
-        return 0

@@ -89,7 +89,7 @@ def write_run(
             if anchored:
                 put(writer.anchor(step))
         for model in models:
-            put(CheckpointSaved(step=checks, path=str(model), files=model_files(model)))
+            put(CheckpointSaved(step=checks, path=str(model), files=model_files(model, folder)))
         if finished:
             put(run_end(checks))
             if anchored:

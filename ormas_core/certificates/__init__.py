@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ormas_core.certificates.live import CertificateWatch as CertificateWatch
     from ormas_core.certificates.ownership import Owner as Owner
     from ormas_core.certificates.ownership import owners as owners
+    from ormas_core.certificates.ownership import storage_address as storage_address
     from ormas_core.certificates.rules import SETTINGS as SETTINGS
 
 _HOMES: Final = {
@@ -40,6 +41,7 @@ _HOMES: Final = {
     "read": "graph",
     "Owner": "ownership",
     "owners": "ownership",
+    "storage_address": "ownership",
     "SETTINGS": "rules",
 }
 

@@ -90,7 +90,7 @@ def batch_norm(eps: str) -> Operation:
 
 
 def limited(line: Line) -> bool:
-    """Values <= 0 under limits: |x_hat| <= sqrt(m - 1) and b <= -|a| sqrt(m - 1), with room.
+    """Values <= 0 under limits: |x_hat| <= r = m / sqrt(m - 1) and b <= -|a| r, with room.
 
     That the numbers leave that room is for `limit_of`; that scale and shift keep to them is what
     the premises about both stand for, which the trace must discharge.
@@ -108,8 +108,9 @@ def limited(line: Line) -> bool:
 def limit_of(line: Line) -> tuple[float, float]:
     """Return (m_max, x_max) of a `limit` line, after checking them against its other numbers.
 
-    With m elements in a channel |x_hat| <= sqrt(m - 1). Rounding in the mean adds an error of up to
-    m_factor * roundoff * max|x| / sqrt(eps) to x_hat; an eighth of the room left is for that.
+    With m elements in a channel |x_hat| <= m / sqrt(m - 1), even about a mean that was rounded to
+    the type of the inputs. Rounding on the way adds an error of up to m_factor * roundoff * max|x|
+    / sqrt(eps) to x_hat; an eighth of the room left is for that.
 
     Raises:
         Doubt: a number is missing, or the numbers do not leave room.
@@ -124,7 +125,7 @@ def limit_of(line: Line) -> tuple[float, float]:
     pairwise = line.step.op == "NativeBatchNormBackward0"
     roundings = math.log2(m_max) if pairwise else m_max
     need(roundoff >= _LEAST_ROUNDOFF and factor >= roundings, "too few roundings")
-    room = -shift / margin - scale * math.sqrt(m_max - 1) * _HEADROOM
+    room = -shift / margin - scale * m_max / math.sqrt(m_max - 1) * _HEADROOM
     need(room > 0, "scale and shift leave no room")
     error = _SAFETY * factor * roundoff * scale * x_max
     need(error <= room * math.sqrt(eps) * (1 + 1e-9), "x_max leaves no room for rounding")

@@ -62,18 +62,17 @@ def contains(outer: Box, inner: Box) -> bool:
 
 def covers(boxes: Iterable[Box], goal: Box) -> bool:
     """Whether the boxes together contain `goal`: one of them, or several side by side."""
-    given = [box for box in boxes if len(box) == len(goal)]
-    if any(contains(box, goal) for box in given):
-        return True
-    for axis in range(len(goal)):
-        beside = [
-            box[axis]
-            for box in given
-            if all(within(goal[o], box[o]) for o in range(len(goal)) if o != axis)
-        ]
-        if len(beside) > 1 and _together(beside, goal[axis]):
+    beside: list[list[Span]] = [[] for _ in goal]
+    for box in boxes:
+        if len(box) != len(goal):
+            continue
+        short = [axis for axis, span in enumerate(goal) if not within(span, box[axis])]
+        if not short:
             return True
-    return False
+        if len(short) == 1:
+            beside[short[0]].append(box[short[0]])
+    pairs = zip(beside, goal, strict=True)
+    return any(len(spans) > 1 and _together(spans, span) for spans, span in pairs)
 
 
 def _together(spans: Sequence[Span], goal: Span) -> bool:

@@ -50,6 +50,8 @@ _MOVES: Final = ("TBackward0", "ToCopyBackward0")
 _MOST_STEPS: Final = 4_000
 _MOST_PREMISES: Final = 512
 _MOST_FACTS: Final = 8
+_MOST_PAIRS: Final = 100_000
+"""Of facts about parameters and gradients that may carry them on; real proofs have some dozens."""
 _COPIES: Final = ("ToCopyBackward0", "CloneBackward0", "AliasBackward0")
 _VIEWS: Final = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
 
@@ -159,9 +161,12 @@ def _carried_on(steps: Sequence[TraceStep]) -> None:
     for step in steps:
         if step.kind is StepKind.GRADIENT and step.op == LEAF:
             held.setdefault(step.node, []).append(step)
+    compared = 0
     for index, step in enumerate(steps):
         if step.kind is StepKind.PARAMETER:
             boxes = [gradient.box for gradient in held.get(step.node, ())]
+            compared += len(boxes)
+            need(compared <= _MOST_PAIRS, "too many lines are about the same parameters")
             fits = covers(boxes, step.box)
             need(fits, f"line {index}: the gradient of {step.name} is not proven zero there")
 

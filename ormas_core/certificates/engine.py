@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.certificates import bounded, conditions, leaves, masks, signs, units
+from ormas_core.certificates import bounded, conditions, leaves, masks, units
 from ormas_core.certificates.boxes import box_of, holds
 from ormas_core.certificates.candidates import Structure, candidate, structure
 from ormas_core.certificates.checker import check_claim
@@ -118,7 +118,7 @@ def examine_values(
     found = bounded.find_limits(graphs, forms, owners)
     worth = any(candidate(key, held, form) for form in forms for key, held in now.items())
     if not worth and found is None:
-        bare = {key: _bare(held, owners.get(key, _UNKNOWN)) for key, held in now.items()}
+        bare = {key: leaves.bare(owners.get(key, _UNKNOWN).name, held) for key, held in now.items()}
         return Outcome((), (), bare, {}, tuple(graphs), {})
     return _Examination(graphs, owners, now, found, held).outcome()
 
@@ -126,11 +126,6 @@ def examine_values(
 def lasting_leaf(parameter: Tensor, now: Signs, owner: Owner) -> Leaf:
     """Return what is known of one parameter, now and for ever."""
     return leaves.leaf(owner.name, parameter, now, owner.slot, owner.refusal)
-
-
-def _bare(now: Signs, owner: Owner) -> Leaf:
-    """Return a parameter of which nothing lasting needs to be known."""
-    return Leaf(owner.name, now, signs.unknown(now.shape), masks.none(now.shape), "")
 
 
 class _Examination:
@@ -202,7 +197,9 @@ class _Examination:
             owner = self._owners.get(key, _UNKNOWN)
             wanted = self._limits is not None or ideal.facts[key].known
             found[key] = (
-                lasting_leaf(parameters[key], held, owner) if wanted else _bare(held, owner)
+                lasting_leaf(parameters[key], held, owner)
+                if wanted
+                else leaves.bare(owner.name, held)
             )
         return found
 

@@ -198,10 +198,29 @@ def _build(
     )
 
 
+class CountingHook:
+    """Counts the backward passes that write a parameter's gradient, and changes nothing.
+
+    Args:
+        counts: parameter id -> passes so far.
+    """
+
+    def __init__(self, counts: dict[int, int]) -> None:
+        self._counts = counts
+
+    def __call__(self, parameter: Tensor) -> None:
+        """Count one pass."""
+        self._counts[id(parameter)] = self._counts.get(id(parameter), 0) + 1
+
+
 def has_gradient_hook(parameter: Tensor) -> bool:
-    """Whether a hook may change the parameter's gradient, before or after it is accumulated."""
+    """Whether a hook may change the parameter's gradient, before or after it is accumulated.
+
+    Hooks of our own do not: another monitor of the same model may be counting.
+    """
     names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    return any(getattr(parameter, name, None) for name in names)
+    hooks = [hook for name in names for hook in (getattr(parameter, name, None) or {}).values()]
+    return any(not isinstance(hook, CountingHook) for hook in hooks)
 
 
 def parameters_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ormas_core.certificates import norm_limits
-from ormas_core.certificates.graph import Graph
+from ormas_core.certificates.contradictions import Proofs, contradicted
+from ormas_core.certificates.graph import CountingHook, Graph
 from ormas_core.certificates.limits import MARGINS
 from ormas_core.certificates.ownership import Owner
 from ormas_core.certificates.place import Place
@@ -68,15 +69,12 @@ class AccumulationCounter:
     def start(self, parameters: Iterable[Tensor]) -> None:
         """Begin to count; a count that goes on is begun anew, one that was paused is continued."""
         self._unhook()
-        counts = dict(self._paused)
-        self._counts = counts
-
-        def note(parameter: Tensor) -> None:
-            counts[id(parameter)] = counts.get(id(parameter), 0) + 1
-
+        self._counts = dict(self._paused)
+        note = CountingHook(self._counts)
         self._handles = [
             p.register_post_accumulate_grad_hook(note)  # type: ignore[no-untyped-call]
             for p in parameters
+            if p.requires_grad
         ]
 
     def pause(self) -> None:
@@ -102,6 +100,7 @@ def broken(
     graphs: Sequence[Graph],
     owners: Mapping[int, Owner],
     evidence: Evidence,
+    proofs: Proofs,
 ) -> dict[K, str]:
     """Return the claims of which a guard fails, with the reason.
 
@@ -111,20 +110,27 @@ def broken(
         graphs: the graphs of the step.
         owners: who owns the parameters now.
         evidence: what else the check saw.
+        proofs: the fixpoints that the claims are from.
     """
     groups = {id(place): (claim, place, rates) for claim, place, _, rates in held.values()}
     shared = {
         key: next(iter(_reasons(claim, place, rates, graphs, owners, evidence)), "")
         for key, (claim, place, rates) in groups.items()
     }
+    written = contradicted(
+        [(claim, place) for claim, place, _ in groups.values()], graphs, owners, proofs
+    )
+    for group, name in zip(groups, written, strict=True):
+        if name and not shared[group]:
+            shared[group] = f"the gradient of {name} is not zero where the proof needs it"
     moved = _gradients([place for _, place, _ in groups.values()])
     changed = {key: place.changed() for key, (claim, place, _) in groups.items() if claim.still}
     found: dict[K, str] = {}
     for key, (claim, place, rows, _) in held.items():
         reason = shared[id(place)]
-        if bool(moved[id(place)][rows].any()):
+        if not reason and bool(moved[id(place)][rows].any()):
             reason = f"the gradient of {claim.layer} is not zero there"
-        elif id(place) in changed and bool(changed[id(place)][rows].any()):
+        elif not reason and id(place) in changed and bool(changed[id(place)][rows].any()):
             reason = "its weights were changed from outside the optimizer"
         if reason:
             found[key] = reason
@@ -183,9 +189,13 @@ def _bounds(
                 f"{condition.layer} saw {seen} elements in a channel; it covers "
                 f"{condition.value:.6g}"
             )
-        peak = evidence.input_peak.get(condition.layer)
         margin = MARGINS.get(condition.name, 0.0)
-        if margin and peak is not None and peak >= condition.value / margin:
+        if not margin:
+            continue
+        peak = evidence.input_peak.get(condition.layer)
+        if peak is None:
+            yield f"the input of {condition.layer} was not seen: {condition.name} is not checked"
+        elif not peak < condition.value / margin:
             yield (
                 f"the input of {condition.layer} reached {peak:.3g}; it covers "
                 f"{condition.value / margin:.3g} ({condition.name} / {margin:g})"

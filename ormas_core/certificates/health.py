@@ -151,8 +151,9 @@ class ChannelHealth:
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        # Layer -> its level, whether more than silence is behind it, and since when.
-        self._levels: dict[str, tuple[ChannelLevel, bool, int]] = {}
+        # Layer -> its level, whether more than silence is behind it, whether silence was said of
+        # it, and since when it has one.
+        self._levels: dict[str, tuple[ChannelLevel, bool, bool, int]] = {}
         self._checks = 0
         self.streaks: dict[str, NDArray[np.int64]] = {}
         self.counted: dict[str, tuple[Group, Counted]] = {}
@@ -192,10 +193,14 @@ class ChannelHealth:
         before = self._levels.get(layer)
         if level is None and before is not None:
             del self._levels[layer]
-            yield ChannelsCleared(step=step, layer=layer, n=n, since_step=before[2])
-        elif level is not None and (before is None or before[:2] != (level, stuck)):
-            since = before[2] if before is not None else step
-            self._levels[layer] = (level, stuck, since)
+            yield ChannelsCleared(step=step, layer=layer, n=n, since_step=before[3])
+        elif level is not None:
+            # Silence that comes and goes beside what is stuck is said once.
+            silent = bool(counted.silent.any()) or (before is not None and before[2])
+            since = before[3] if before is not None else step
+            self._levels[layer] = (level, stuck, silent, since)
+            if before is not None and before[:3] == (level, stuck, silent):
+                return
             yield Channels(
                 step=step,
                 layer=layer,

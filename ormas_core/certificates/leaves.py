@@ -151,6 +151,11 @@ def _compared(tensors: Sequence[Tensor], compare: Callable[[Any, float], Part]) 
     return found
 
 
+def bare(name: str, now: Signs) -> Leaf:
+    """Return a parameter of which nothing lasting needs to be known."""
+    return Leaf(name, now, signs.unknown(now.shape), masks.none(now.shape), "")
+
+
 def leaf(name: str, parameter: Tensor, now: Signs, slot: Slot | None, refusal: str) -> Leaf:
     """Return the parameter with those of its facts that last.
 

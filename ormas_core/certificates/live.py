@@ -1,7 +1,7 @@
 """Certificates over a run: issued once, guarded at every check, revoked when a guard fails."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,28 +10,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ormas_core.certificate_events import Certificate, CertificateRefused, CertificateRevoked
-from ormas_core.certificates.bounded import find_limits
 from ormas_core.certificates.candidates import Structure, fingerprint, structure
 from ormas_core.certificates.engine import (
     Outcome,
     examine_values,
-    lasting_leaf,
-    parameters_of,
     read_values,
 )
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken
 from ormas_core.certificates.limits import MARGINS
-from ormas_core.certificates.masks import Mask, meet
 from ormas_core.certificates.ownership import Owner, owners
 from ormas_core.certificates.place import Place
 from ormas_core.certificates.rules import SETTINGS
-from ormas_core.certificates.signs import Signs
+from ormas_core.certificates.standing import stands
 from ormas_core.claims import CertificateClass, Claim, UnitKind
 
 MOST_GRAPHS: Final = 64
 """Micro-batches of one step whose graphs are read."""
 
+_MEASURED: Final = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+)
+"""Modules whose input is that of an operation that limits can be stated for."""
 CertificateEvent = Certificate | CertificateRefused | CertificateRevoked
 Key = tuple[str, UnitKind, CertificateClass, int]
 
@@ -55,13 +56,6 @@ class Live:
     rates: Mapping[int, tuple[float, float]]
     since: int
     checks: int = 1
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What was said, so that it is said once."""
-
-    refused: set[tuple[str, int, str]] = field(default_factory=set)
 
 
 class CertificateWatch:
@@ -108,8 +102,9 @@ class CertificateWatch:
         }
         self._forms: dict[int, tuple[Graph, Structure]] = {}
         self._key: Any = None
-        self._seen = _Seen()
+        self._refused: set[tuple[str, int, str]] = set()
         self._checks = 0
+        self._asked = False
         self.live: dict[Key, Live] = {}
         self.outcome: Outcome | None = None
         self.owners: dict[int, Owner] = {}
@@ -123,9 +118,11 @@ class CertificateWatch:
         self._counter.stop()
 
     def arm(self) -> None:
-        """Count, until the check, the backward passes that write gradients of certified weights."""
-        weights = {id(held.place.parameter): held.place.parameter for held in self.live.values()}
-        self._counter.start(weights.values())
+        """Count, until the check, the backward passes that write gradients of proven weights."""
+        places = [held.place for held in self.live.values()]
+        if self.outcome is not None:
+            places += [place for _, place in self.outcome.claims]
+        self._counter.start({id(place.parameter): place.parameter for place in places}.values())
 
     def pause(self) -> None:
         """Let a step end unchecked: its graphs and counts belong to the next check."""
@@ -160,9 +157,10 @@ class CertificateWatch:
 
         Only those whose own input is that of the operation: with a `forward` of torch's own.
         """
-        if self.outcome is None:
-            return frozenset()
         plain = {name for name, module in self._layers if _is_plain(module)}
+        if self.outcome is None:
+            # What the starting weights bring along is claimed at the first check.
+            return frozenset(() if self._asked else plain)
         return frozenset(plain) & frozenset(
             condition.layer
             for claim in (
@@ -183,6 +181,7 @@ class CertificateWatch:
         graphs, problem = _distinct(self._graphs), self.problem
         evidence = replace(evidence, passes=self._passes, accumulations=self._counter.stop())
         self.clear()
+        self._asked = True
         self.fresh = evidence.finite and not problem
         if not self.fresh:
             # A step with NaN or Inf proves and disproves nothing.
@@ -192,8 +191,9 @@ class CertificateWatch:
         events: list[CertificateEvent] = list(self._guard(step, graphs, found, evidence))
         self._prove(graphs, found)
         events += self._revoke_unproven(step)
-        events += self._issue(step, evidence)
-        events += self._refuse(step)
+        doubts = self._doubts(graphs, found, evidence)
+        events += self._issue(step, evidence, doubts)
+        events += self._refuse(step, doubts)
         return events
 
     def _prove(self, graphs: Sequence[Graph], found: Mapping[int, Owner]) -> None:
@@ -202,7 +202,7 @@ class CertificateWatch:
         now = read_values(graphs, forms)
         key = (tuple(map(id, graphs)), [fingerprint(now, form) for form in forms])
         before = self.outcome
-        if before is None or key != self._key or not _as_before(before, forms, now, found):
+        if before is None or key != self._key or not stands(before, forms, now, found):
             held = self._claimed
             self.outcome, self._key = examine_values(graphs, found, forms, now, held), key
 
@@ -272,8 +272,26 @@ class CertificateWatch:
             graphs,
             found,
             evidence,
+            self.outcome.proofs if self.outcome is not None else {},
         )
         yield from self._revoke(step, reasons)
+
+    def _doubts(
+        self, graphs: Sequence[Graph], found: Mapping[int, Owner], evidence: Evidence
+    ) -> dict[Key, str]:
+        """Return what is proven, not yet claimed, and of which a guard fails already."""
+        assert self.outcome is not None  # noqa: S101 - set by the caller
+        fresh = {
+            key: (claim, place, rows, self.outcome.rates)
+            for claim, place in self.outcome.claims
+            if evidence.allows(claim)
+            for key, rows in _rows(claim)
+            if key not in self.live
+        }
+        doubts = broken(fresh, graphs, found, evidence, self.outcome.proofs)
+        if doubts:
+            self._key = None  # what these claims remember of the weights will be out of date
+        return doubts
 
     def _revoke(self, step: int, reasons: Mapping[Key, str]) -> Iterator[CertificateRevoked]:
         groups: dict[tuple[str, CertificateClass, str], list[int]] = {}
@@ -305,24 +323,20 @@ class CertificateWatch:
                 return refusal.reason
         return "the proof cannot be repeated: the weights, the optimizer or the graph have changed"
 
-    def _issue(self, step: int, evidence: Evidence) -> Iterator[Certificate]:
+    def _issue(
+        self, step: int, evidence: Evidence, doubts: Mapping[Key, str]
+    ) -> Iterator[Certificate]:
         assert self.outcome is not None  # noqa: S101 - set by the caller
         for claim, place in self.outcome.claims:
-            fresh = [
-                unit
-                for unit, key in zip(claim.units, _keys(claim), strict=True)
-                if key not in self.live
-            ]
-            for key in _keys(claim):
+            fresh = []
+            for key, rows in _rows(claim):
                 if key in self.live:
                     self.live[key].checks += 1
-            if not fresh or not evidence.allows(claim):
-                continue
-            whole = claim.kind is UnitKind.HEAD
-            for number, (unit, key) in enumerate(zip(claim.units, _keys(claim), strict=True)):
-                if unit in fresh:
-                    rows = slice(None) if whole else slice(number, number + 1)
+                elif evidence.allows(claim) and key not in doubts:
                     self.live[key] = Live(claim, place, rows, self.outcome.rates, step)
+                    fresh.append(key[3])
+            if not fresh:
+                continue
             yield Certificate(
                 step=step,
                 layer=claim.layer,
@@ -338,18 +352,27 @@ class CertificateWatch:
                 engine=claim.engine,
             )
 
-    def _refuse(self, step: int) -> Iterator[CertificateRefused]:
-        """Say why units that look dead and had no gradient are not certified; once each."""
+    def _refuse(self, step: int, doubts: Mapping[Key, str]) -> Iterator[CertificateRefused]:
+        """Say why units that look dead, or are proven and in doubt, are not certified; once."""
         assert self.outcome is not None  # noqa: S101 - set by the caller
+        groups: dict[tuple[str, str], list[int]] = {}
+        for (layer, _, _, unit), reason in doubts.items():
+            if (layer, unit, reason) not in self._refused:
+                groups.setdefault((layer, reason), []).append(unit)
+                self._refused.add((layer, unit, reason))
+        for (layer, reason), units in groups.items():
+            yield CertificateRefused(
+                step=step, layer=layer, units=tuple(sorted(units)), reason=reason
+            )
         for refusal, place in self.outcome.refusals:
             fresh = [
                 unit
                 for unit in refusal.units
-                if (refusal.layer, unit, refusal.reason) not in self._seen.refused
+                if (refusal.layer, unit, refusal.reason) not in self._refused
             ]
             if not fresh or bool(place.gradients().any()):
                 continue
-            self._seen.refused |= {(refusal.layer, unit, refusal.reason) for unit in fresh}
+            self._refused |= {(refusal.layer, unit, refusal.reason) for unit in fresh}
             yield CertificateRefused(
                 step=step, layer=refusal.layer, units=tuple(fresh), reason=refusal.reason
             )
@@ -359,44 +382,21 @@ def _keys(claim: Claim) -> list[Key]:
     return [(claim.layer, claim.kind, claim.cls, unit) for unit in claim.units]
 
 
+def _rows(claim: Claim) -> list[tuple[Key, slice]]:
+    """Return each unit of a claim with its rows in the claim's place; heads have all of them."""
+    whole = claim.kind is UnitKind.HEAD
+    return [
+        (key, slice(None) if whole else slice(number, number + 1))
+        for number, key in enumerate(_keys(claim))
+    ]
+
+
 def _is_plain(module: nn.Module) -> bool:
-    return str(getattr(type(module).forward, "__module__", "")).startswith("torch.nn.modules.")
+    """Whether a module's own input is that of its operation: its `forward` is torch's own."""
+    home = str(getattr(type(module).forward, "__module__", ""))
+    return isinstance(module, _MEASURED) and home.startswith("torch.nn.modules.")
 
 
 def _distinct(graphs: Sequence[Graph]) -> list[Graph]:
     """Return the graphs that differ: micro-batches of one form are proven once."""
     return list({id(graph): graph for graph in graphs}.values())
-
-
-def _as_before(
-    outcome: Outcome,
-    forms: Sequence[Structure],
-    now: Mapping[int, Signs],
-    owners: Mapping[int, Owner],
-) -> bool:
-    """Whether the facts that an outcome rests on still hold, and last as they did.
-
-    The graphs and the candidates are the same, so only the parameters of its proofs matter. With
-    limits, which depend on numbers, it is proven anew.
-    """
-    bounded = CertificateClass.BOUNDED in outcome.proofs
-    if bounded or find_limits(outcome.graphs, forms, owners) is not None:
-        return False
-    ideal = outcome.proofs.get(CertificateClass.CLOSED_NOW)
-    if ideal is None:
-        return True  # nothing was worth a proof, and still is not
-    parameters = parameters_of(outcome.graphs)
-    for key, facts in ideal.facts.items():
-        if not facts.known:
-            continue
-        leaf, before = lasting_leaf(parameters[key], now[key], owners[key]), outcome.leaves[key]
-        if leaf.reason != before.reason:
-            return False
-        for name in ("zero", "neg", "pos"):
-            used: Mask = getattr(facts, name)
-            if not meet(getattr(leaf.now, name), used).same(meet(getattr(before.now, name), used)):
-                return False
-            lasts, lasted = getattr(leaf.lasting, name), getattr(before.lasting, name)
-            if not meet(lasts, used).same(meet(lasted, used)):
-                return False
-    return True

@@ -1,8 +1,10 @@
 """Bounded batch norm: channels that stay closed while batch and input keep to stated limits.
 
-In exact arithmetic |x_hat| <= sqrt(m - 1) for m elements in a channel, so |scale| sqrt(m - 1) +
-shift <= 0 closes it for every batch of up to m elements. The computed mean is off by a rounding
-error that grows with |x|, so the input's size is limited too.
+In exact arithmetic |x_hat| <= sqrt(m - 1) for m elements in a channel, and <= m / sqrt(m - 1)
+about a mean that was rounded to the type of the inputs, as it is where parameters have half
+precision. So |scale| m / sqrt(m - 1) + shift <= 0 closes it for every batch of up to m elements.
+The computed mean is off by a rounding error that grows with |x|, so the input's size is limited
+too.
 
 Source: docs/concepts/certificates.md, bounded batch norm.
 """
@@ -139,7 +141,7 @@ def bound_of(node: Node, affine: Affine, layer: str) -> NormBound:
     with np.errstate(all="ignore"):
         half = np.floor((room / (2 * scale * SLACK)) ** 2 + 1)
         m_max = np.minimum(np.maximum(half, now), _MOST_ELEMENTS)
-        left = room - scale * np.sqrt(m_max - 1) * SLACK
+        left = room - scale * m_max / np.sqrt(m_max - 1) * SLACK
         factor = _factor(node, np.where(usable, m_max, 1.0))
         x_max = left * math.sqrt(_eps(node)) / (8 * factor * _ROUNDOFF[node.dtype] * scale)
     usable &= (left > 0) & (x_max > 0) & (now > 1)

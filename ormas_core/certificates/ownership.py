@@ -93,10 +93,11 @@ def _shared_storages(
     tensors = {id(tensor): tensor for tensor in more}
     for _, module in layers:
         tensors.update((id(tensor), tensor) for tensor in tensors_in(module))
-    return Counter(address for tensor in tensors.values() if (address := _address(tensor)))
+    return Counter(address for tensor in tensors.values() if (address := storage_address(tensor)))
 
 
-def _address(tensor: Tensor) -> int:
+def storage_address(tensor: Tensor) -> int:
+    """Return where a tensor's memory begins; 0 where that cannot be seen."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
@@ -113,7 +114,7 @@ def _refusal(
     lr, most = abs(float(places[0].group.get("lr", 0.0))), places[0].lr_max
     if lr > most:
         return f"its learning rate {lr:.3g} is above the lr_max {most:.3g} that was asked for"
-    address = _address(parameter)
+    address = storage_address(parameter)
     if not address:
         return "its storage cannot be seen"
     if storages[address] > 1:

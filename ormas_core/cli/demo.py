@@ -7,7 +7,6 @@ digits, without a network. Exit code 0 only if every injected fault was named wi
 
 import argparse
 import contextlib
-import logging
 import os
 import time
 import warnings
@@ -102,6 +101,8 @@ def _channels(out: Path, *, overwrite: bool) -> bool:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep what the frameworks say of themselves out of the demo's output."""
+    import logging
+
     logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():

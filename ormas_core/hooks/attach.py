@@ -118,9 +118,14 @@ class ForwardWatch:
         if name in self._channels and isinstance(output, Tensor) and tensors:
             self._note_channels(name, channel_maxima(module, output))
         if name in self.wanted_inputs and inputs and isinstance(inputs[0], Tensor):
-            peak = magnitude(inputs[0].detach())
-            before = self.input_peak.get(name)
-            self.input_peak[name] = peak if before is None else torch.maximum(before, peak)
+            self._note_input(name, inputs[0])
+
+    def _note_input(self, name: str, value: Tensor) -> None:
+        if _torch.is_transformed(value):
+            return
+        peak = magnitude(value.detach())
+        before = self.input_peak.get(name)
+        self.input_peak[name] = peak if before is None else torch.maximum(before, peak)
 
     def _note_channels(self, name: str, maxima: Tensor | None) -> None:
         before = self.channel_max.get(name)

@@ -236,6 +236,8 @@ def _decode_int(value: Json, at: str) -> int:
         if digits.isascii() and digits.isdigit() and len(digits) <= 40:  # noqa: PLR2004 - any 128-bit integer
             return int(value)
     result: int = _require(value, int, at)
+    if abs(result) > MAX_SAFE_INTEGER:  # written as a string; a stranger's may have any length
+        raise RecordFormatError(at, f"{at}: a number beyond 2^53 - 1 that is no string")
     return result
 
 

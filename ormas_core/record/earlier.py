@@ -66,12 +66,16 @@ def look_back(folder: Path) -> Earlier | None:
     Both files end in whole lines here: see `cut_torn_line`.
 
     Raises:
-        RecordFormatError: a line that matters cannot be read.
+        RecordFormatError: a line that matters cannot be read, or the metrics are not its own.
     """
     path = folder / RECORD_FILE
+    row = last_line(folder / METRICS_FILE)
+    rows = row.seq + 1 if row else 0
     if not path.exists():
+        _require_rows(folder, rows, None)
         return None
     start: RunStart | None = None
+    pinned: Anchor | None = None
     reached, ended = 0, False
     with open_inside(folder, RECORD_FILE, steady=False) as file:
         for number, raw in enumerate(Lines(file), start=1):
@@ -91,10 +95,12 @@ def look_back(folder: Path) -> Earlier | None:
                 case RunEnd():
                     reached, ended = max(reached, event.steps), True
                 case Anchor():
+                    pinned = event
                     reached = max(reached, event.step + (not ended))
                 case _:
                     pass
-    last, row = last_line(path), last_line(folder / METRICS_FILE)
+    last = last_line(path)
+    _require_rows(folder, rows, None if start is None else pinned.metrics_rows if pinned else 0)
     if start is None or last is None:
         return None
     return Earlier(
@@ -102,9 +108,31 @@ def look_back(folder: Path) -> Earlier | None:
         segment=start.segment,
         head=last.hash,
         lines=last.seq + 1,
-        metrics_rows=row.seq + 1 if row else 0,
+        metrics_rows=rows,
         reached=max(reached, row.event.step + 1 if row else 0),
         ended=ended,
+    )
+
+
+def _require_rows(folder: Path, rows: int, pinned: int | None) -> None:
+    """Refuse metrics that are not those of the record: none is lost, and none is taken over.
+
+    Args:
+        folder: the run folder.
+        rows: rows of the metrics.
+        pinned: those that the last anchor names, which were on the disk before it was; None where
+            no run begins in the record.
+    """
+    if pinned is None and rows:
+        what = f"{rows} rows, and no run begins in {RECORD_FILE}"
+    elif pinned is not None and rows < pinned:
+        what = f"{rows} rows, and an anchor of {RECORD_FILE} names {pinned}"
+    else:
+        return
+    raise RecordFormatError(
+        str(folder),
+        f"{folder / METRICS_FILE} has {what}: these files do not belong together, and this record "
+        "cannot be continued. Choose another folder with out=...",
     )
 
 

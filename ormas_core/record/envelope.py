@@ -1,6 +1,8 @@
 """The seal as a file: a DSSE envelope, and the Ed25519 keys that sign it."""
 
+import contextlib
 import os
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +59,8 @@ def read_envelope(folder: Path) -> Signed:
         raise RecordFormatError(SEAL_FILE, f"no DSSE envelope: {error!r:.200}") from None
     if canonical != data.rstrip():
         raise RecordFormatError(SEAL_FILE, "the envelope is not in the spelling of RFC 8785")
+    if not envelope.signatures or not all(type(keyid) is str for keyid in envelope.signatures):
+        raise RecordFormatError(SEAL_FILE, "the envelope names nobody who has signed it")
     if envelope.payload_type != PAYLOAD_TYPE:
         raise RecordFormatError(SEAL_FILE, f"its payload is {envelope.payload_type!r:.100}")
     return Signed(envelope.payload, tuple(envelope.signatures), envelope)
@@ -84,12 +88,13 @@ def write_envelope(
     data = rfc8785.dumps(envelope.to_dict()) + b"\n"
     if len(data) > MAX_SEAL:
         raise RecordFormatError(str(path), f"The seal of {folder} would be {len(data)} bytes long.")
-    new = folder / f".{SEAL_FILE}.{os.getpid()}"
+    new = folder / f".{SEAL_FILE}.{uuid.uuid4().hex[:16]}"  # nobody's, whatever a killed one left
+    _create(new, data, 0o644)
     try:
-        _create(new, data, 0o644)
         new.replace(path)
-    finally:
+    except BaseException:
         new.unlink(missing_ok=True)
+        raise
     return signature.keyid
 
 
@@ -120,6 +125,8 @@ def make_keys(path: Path) -> str:
 
     Raises:
         RecordExistsError: one of the files exists; nothing is written.
+        KeyFileError: `path` names no file.
+        OSError: they cannot be written; neither is there then.
     """
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import (
@@ -129,6 +136,8 @@ def make_keys(path: Path) -> str:
         PublicFormat,
     )
 
+    if not path.name:
+        raise KeyFileError(str(path), f"{path} is no name for a file of a private key.")
     private, public = Ed25519PrivateKey.generate(), path.with_name(f"{path.name}.pub")
     for file in (path, public):
         if os.path.lexists(file):
@@ -138,17 +147,26 @@ def make_keys(path: Path) -> str:
     secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     _create(path, secret, 0o600)
     form = (Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
-    _create(public, private.public_key().public_bytes(*form), 0o644)
+    try:
+        _create(public, private.public_key().public_bytes(*form), 0o644)
+    except BaseException:
+        path.unlink()
+        raise
     return str(_public_key(public).keyid)
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that must not exist, not even as a link."""
+    """Write a file that must not exist, not even as a link: all of it, or no file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def _key_bytes(path: Path) -> bytes:
@@ -157,13 +175,14 @@ def _key_bytes(path: Path) -> bytes:
 
 
 def _signer(path: Path) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from securesystemslib.signer import CryptoSigner
 
     try:
         private = load_pem_private_key(_key_bytes(path), password=None)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _no_key(path, "private", error) from None
     if not isinstance(private, Ed25519PrivateKey):
         raise _no_key(path, "private", type(private).__name__)
@@ -171,13 +190,14 @@ def _signer(path: Path) -> Any:
 
 
 def _public_key(path: Path) -> Any:
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
     from securesystemslib.signer import SSlibKey
 
     try:
         public = load_pem_public_key(_key_bytes(path))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise _no_key(path, "public", error) from None
     if not isinstance(public, Ed25519PublicKey):
         raise _no_key(path, "public", type(public).__name__)

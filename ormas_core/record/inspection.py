@@ -23,6 +23,7 @@ from ormas_core.record.scan import Pause, Scan, scan_lines
 from ormas_core.record.statement import MAX_MODELS, SealedModel, model_of
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import SinkError
+from ormas_core.terms import Status
 from ormas_core.version import RECORD_SCHEMA
 
 LOCK_FILE: Final = "record.lock"
@@ -49,10 +50,11 @@ class Inspection:
     Attributes:
         record: the lines of the record.
         metrics: the rows of the metrics.
-        start: the first event, if it is a `run_start`.
+        schema: format version of the first `run_start`; 0 without one.
+        run_id: the run that it begins.
         anchors: good anchors so far.
         anchor: the last of them, and in `anchor_line` its line, from 1.
-        end: the `run_end` of the last segment, if it has one.
+        status: of the `run_end` of the last segment; None where it has none.
         segments: how often a run starts.
         ended: whether the last segment has its `run_end`.
         closed: whether an anchor follows it.
@@ -70,8 +72,9 @@ class Inspection:
 
     record: Scan = field(default_factory=lambda: Scan(RECORD_FILE))
     metrics: Scan = field(default_factory=lambda: Scan(METRICS_FILE))
-    start: RunStart | None = None
-    end: RunEnd | None = None
+    schema: int = 0
+    run_id: str = ""
+    status: Status | None = None
     segments: int = 0
     anchors: int = 0
     anchor: Anchor | None = None
@@ -111,6 +114,7 @@ def inspect(
 
     Raises:
         FileNotFoundError: there is no record.
+        NotADirectoryError: `folder` is something else.
         RecordChangedError: a file was changed while it was being read.
     """
     found = Inspection(going_on=os.path.lexists(folder / LOCK_FILE))
@@ -132,6 +136,7 @@ def inspect(
                 else:
                     _take(found, rows, event)
                     _examine(found, event, examiners, claims)
+                del event  # the next one is read while this name is bound, and each may be large
             witness.finish()
         rows.finish()
     return found
@@ -140,7 +145,7 @@ def inspect(
 def _opened(open_files: ExitStack, folder: Path, scan: Scan) -> BinaryIO | None:
     try:
         return open_files.enter_context(open_inside(folder, scan.name))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if scan.name == RECORD_FILE:
             raise
         scan.failure = f"{scan.name} is missing"
@@ -165,11 +170,11 @@ def _take(found: Inspection, rows: "_Rows", event: Event | None) -> None:
             if (event.lines, event.head) != found.segment_at:
                 record.refused = "it does not name the line it goes on from"
         case RunEnd():
-            found.end, found.ended = event, True
+            found.status, found.ended = event.status, True
         case CheckpointSaved():
             _note_model(found, event)
         case RecordGap():
-            found.lost += event.events + event.measurements
+            _note_gap(found, event)
         case Measurement():
             record.note_misfit("a measurement does not belong into this file")
         case Anchor():
@@ -183,6 +188,14 @@ def _take(found: Inspection, rows: "_Rows", event: Event | None) -> None:
         case _:
             pass
     record.loud = found.ended
+
+
+def _note_gap(found: Inspection, gap: RecordGap) -> None:
+    """Count what a gap says is missing; no gap makes up for another one."""
+    if min(gap.events, gap.measurements) < 0:
+        found.record.note_misfit("a gap of less than nothing")
+    else:
+        found.lost += gap.events + gap.measurements
 
 
 def _note_model(found: Inspection, event: CheckpointSaved) -> None:
@@ -201,9 +214,10 @@ def _note_model(found: Inspection, event: CheckpointSaved) -> None:
 
 
 def _begin(found: Inspection, start: RunStart) -> None:
-    found.start = found.start or start
+    if not found.segments:
+        found.schema, found.run_id = start.schema, start.run_id
     found.segments += 1
-    found.end, found.ended, found.closed = None, False, False
+    found.status, found.ended, found.closed = None, False, False
     found.segment_at = (found.record.lines, found.record.head.decode())
     if start.schema > RECORD_SCHEMA:
         found.record.note_misfit(

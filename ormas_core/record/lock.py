@@ -27,6 +27,7 @@ _LOG: Final = logging.getLogger("ormas")
 _TRIES: Final = 50
 _PAUSE_S: Final = 0.02
 _LIMIT: Final = 4096
+_LONGEST_HOST: Final = 255
 _WITHOUT_LOCKS: Final = (
     *(errno.ENOLCK, errno.ESTALE, errno.EBADF, errno.EIO, errno.EINVAL, errno.ENOSYS),
     *(errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSPC, errno.EDQUOT),
@@ -202,7 +203,8 @@ class FolderLock:
         elif holder.pid == os.getpid() and holder.alive():
             who = f"Another monitor of this very process ({holder.pid} on {holder.host})"
         else:
-            who = f"Process {holder.pid} on host {holder.host}"
+            host = holder.host[:_LONGEST_HOST].encode("unicode_escape").decode()
+            who = f"Process {holder.pid} on host {host}"
         return RecordLockedError(
             folder,
             f"{who} {what} the record in {folder!r}, so this writer may not. Close that one first, "
@@ -211,6 +213,10 @@ class FolderLock:
         )
 
     def _unavailable(self, error: OSError) -> None:
+        if error.errno == errno.EISDIR:
+            raise RecordLockedError(
+                str(self._folder), f"{self._path} is a folder, and no lock. Delete it."
+            ) from None
         if error.errno not in _WITHOUT_LOCKS:
             raise error
         self._warn("made", error)

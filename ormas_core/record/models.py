@@ -17,22 +17,36 @@ MAX_FILES: Final = 10_000
 _BLOCK: Final = 2**20
 
 
-def model_files(path: str | os.PathLike[str]) -> tuple[SavedFile, ...]:
+def model_files(
+    path: str | os.PathLike[str], run: str | os.PathLike[str] | None = None
+) -> tuple[SavedFile, ...]:
     """Return every file of a model, which is a file or a folder, with its size and SHA-256.
 
     Names start with that of the file or folder itself. A link is followed where it stays in the
     folder, or leads from a snapshot of a hub cache into the blobs beside it.
 
+    Args:
+        path: the model.
+        run: the run folder that is to name it, which must not be a part of it.
+
     Raises:
-        RecordFormatError: nothing is there to hash, a link leads elsewhere, or there is something
-            that is neither file nor folder.
+        RecordFormatError: nothing is there to hash, a link leads elsewhere, a name cannot be
+            recorded, the run folder is in it, or there is something that is neither file nor
+            folder.
         RecordChangedError: a file was changed while it was being read.
         OSError: a file cannot be read.
     """
     given = Path(path)
     name = Path(os.path.abspath(given)).name  # noqa: PTH100 - a link keeps the name it was given by
+    _require_name(name)
     if not given.is_dir():
         return (_saved(given, name),)
+    if run is not None and Path(run).resolve().is_relative_to(given.resolve()):
+        raise RecordFormatError(
+            str(path),
+            f"{path} holds the run folder {run}, whose files change when it is sealed. Name the "
+            "model's own files or folder.",
+        )
     found = [_saved(file, f"{name}/{inner}") for file, inner in folder_files(given, IGNORED)]
     if not found:
         raise RecordFormatError(
@@ -62,7 +76,9 @@ def folder_files(folder: Path, ignored: tuple[str, ...]) -> Iterator[tuple[Path,
             count += 1
             if count > MAX_FILES:
                 raise RecordFormatError(str(folder), f"{folder} has more than {MAX_FILES} files")
-            yield path, path.relative_to(root).as_posix()
+            inner = path.relative_to(root).as_posix()
+            _require_name(inner)
+            yield path, inner
 
 
 def digest_of(file: BinaryIO) -> tuple[int, str]:
@@ -72,6 +88,21 @@ def digest_of(file: BinaryIO) -> tuple[int, str]:
         found.update(block)
         size += len(block)
     return size, found.hexdigest()
+
+
+def _require_name(name: str) -> None:
+    """Refuse a name that is no text or reads as another path elsewhere: no seal can bear it."""
+    try:
+        name.encode()
+        fine = "\\" not in name
+    except UnicodeEncodeError:
+        fine = False
+    if not fine:
+        raise RecordFormatError(
+            name,
+            f"The file name {name!r} cannot be recorded: it holds a backslash, or bytes that "
+            "are no UTF-8. Rename the file.",
+        )
 
 
 def _saved(path: Path, name: str) -> SavedFile:

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from ormas_core.errors import RecordFormatError
 from ormas_core.events import Event, Measurement
 from ormas_core.record import chain, codec
 from ormas_core.record.files import open_inside
 from ormas_core.record.lines import Lines
-from ormas_core.record.strict import load_object
+from ormas_core.record.strict import MAX_LINE, load_object
 
 RECORD_FILE: Final = "record.jsonl"
 METRICS_FILE: Final = "metrics.jsonl"
@@ -64,7 +64,8 @@ def last_line(path: Path) -> Line | None:
     """Return the last line of a chained file, or None where it is absent or empty.
 
     Raises:
-        RecordFormatError: the file does not end in a whole line, or is no regular file.
+        RecordFormatError: the file does not end in a whole line of a length that is read, or is no
+            regular file.
     """
     try:
         with open_regular(path) as file:
@@ -73,6 +74,8 @@ def last_line(path: Path) -> Line | None:
         return None
     if not raw:
         return None
+    if len(raw) > MAX_LINE + 1:
+        raise RecordFormatError(str(path), f"{path} ends in a line of over {MAX_LINE} bytes")
     if not raw.endswith(b"\n"):
         raise RecordFormatError(str(path), f"{path} ends in a torn line and cannot be continued")
     return parse_line(raw[:-1])
@@ -89,12 +92,24 @@ def parse_line(raw: bytes) -> Line:
     Raises:
         RecordFormatError: it is no sealed line, no JSON object, or its members do not fit.
     """
+    members, prev, seq, claimed = members_of(raw)
+    return Line(seq, prev, claimed, codec.decode(members))
+
+
+def members_of(raw: bytes) -> tuple[dict[str, Any], str, int, str]:
+    """Return the members of a line but its hash, what it follows, its number, and its hash.
+
+    Raises:
+        RecordFormatError: one of these is not there, or there is a second hash.
+    """
     body, claimed = chain.unseal(raw)
     members = load_object(body)
     seq, prev = members.get("seq"), members.get("prev")
     if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(prev, str):
         raise RecordFormatError("seq", "seq must be an integer and prev a string")
-    return Line(seq, prev, claimed, codec.decode(members))
+    if "hash" in members:
+        raise RecordFormatError("hash", "the line has two hash members")
+    return members, prev, seq, claimed
 
 
 def _read(path: Path) -> Iterator[Line]:
@@ -109,10 +124,13 @@ def _read(path: Path) -> Iterator[Line]:
 
 
 def _tail(file: BinaryIO, block: int = 65536) -> bytes:
-    """Return the last line of a binary file, with its newline if it has one."""
+    """Return the last line of a binary file, with its newline if it has one.
+
+    Of a line that is too long, the end: more than `MAX_LINE` bytes and a newline.
+    """
     end = file.seek(0, os.SEEK_END)
     tail = b""
-    while end > 0:
+    while end > 0 and len(tail) <= MAX_LINE + 1:
         start = max(0, end - block)
         file.seek(start)
         tail = file.read(end - start) + tail

@@ -14,8 +14,8 @@ from ormas_core.errors import RecordFormatError
 from ormas_core.events import Event
 from ormas_core.record import chain, codec
 from ormas_core.record.lines import Lines
+from ormas_core.record.reader import members_of
 from ormas_core.record.shapes import shapes
-from ormas_core.record.strict import load_object
 
 _HASH_AT: Final = -(len(b',"hash":""}') + 64)
 _KIND: Final = b'"event":"'
@@ -82,9 +82,8 @@ def scan_lines(
     """Go through a file, from its beginning, while the chain holds; stop for a look where needed.
 
     Yields:
-        Before each line that is not of a `quiet` kind, and before each line at all while
-        `scan.loud`: its event, or None where it is of no kind known. After `scan.pause_at` good
-        lines: `Pause.HERE`. `scan` is up to date then, and at the end.
+        Before each line of no `quiet` kind, and while `scan.loud` before any: its event, or None
+        for an unknown kind. After `scan.pause_at` good lines: `Pause.HERE`. `scan` is up to date.
 
     Args:
         scan: what is found.
@@ -95,13 +94,14 @@ def scan_lines(
     """
     lines, patterns, sha256 = Lines(file, hashed=hashed), shapes(), hashlib.sha256
     count, head, end = scan.lines, scan.head, scan.end
-    kind, pattern = b"", _NOTHING
+    kind, pattern, steady = b"", _NOTHING, False
     try:
         for raw in lines:
-            found = pattern.fullmatch(raw)  # often the same kind again
+            found = pattern.fullmatch(raw) if steady else None
             if found is None:
                 start = raw.find(_KIND) + len(_KIND)
-                kind = raw[start : raw.find(b'"', start)]
+                kind, before = raw[start : raw.find(b'"', start)], kind
+                steady = kind == before  # then the next one is likely to be of this kind too
                 pattern = patterns.get(kind, _NOTHING)
                 found = pattern.fullmatch(raw)
             body = raw[:_HASH_AT] + b"}"
@@ -109,19 +109,20 @@ def scan_lines(
             if found is not None and (raw.isascii() or _is_text(raw)):
                 members, (prev, seq, claimed) = None, found.groups()
             else:
-                scan.lines = count
-                members, prev, seq, claimed = _parse(raw, body)
+                members, prev, seq, claimed = _parse(raw)
             if claimed != digest or prev != head or int(seq) != count:
                 scan.lines, scan.head = count, head
                 raise _broken(scan, claimed, digest, prev, seq)
             if members is not None or kind not in quiet or scan.loud or canonical:
                 scan.lines, scan.head, scan.end = count, head, end
+                members = members or json.loads(body)  # as strict as any: it has matched
                 if canonical and not scan.uncanonical:
-                    _compare(scan, body)
-                event = _decode(scan, members or json.loads(body))  # as strict: it has matched
+                    _compare(scan, body, members)
+                event = _decode(scan, members)
                 if event is None or scan.loud or event.kind.encode() not in quiet:
                     yield event
                 _require_taken(scan)
+                members = event = None  # they may be large, and so may be those of the next line
             head, count, end = digest, count + 1, end + len(raw) + 1
             if count == scan.pause_at:
                 scan.lines, scan.head, scan.end = count, head, end
@@ -142,17 +143,13 @@ def _is_text(raw: bytes) -> bool:
     return True
 
 
-def _parse(raw: bytes, body: bytes) -> tuple[dict[str, Any], bytes, int, bytes]:
+def _parse(raw: bytes) -> tuple[dict[str, Any], bytes, int, bytes]:
     """Read a line that matches no pattern: its members, link, number and the hash it claims.
 
     Raises:
         RecordFormatError: one of these is not there.
     """
-    _, claimed = chain.unseal(raw)
-    members = load_object(body)
-    seq, prev = members.get("seq"), members.get("prev")
-    if isinstance(seq, bool) or not isinstance(seq, int) or not isinstance(prev, str):
-        raise RecordFormatError("seq", "seq must be an integer and prev a string")
+    members, prev, seq, claimed = members_of(raw)
     return members, prev.encode("ascii", "backslashreplace"), seq, claimed.encode()
 
 
@@ -164,9 +161,9 @@ def _decode(scan: Scan, members: Mapping[str, Any]) -> Event | None:
         return None
 
 
-def _compare(scan: Scan, body: bytes) -> None:
+def _compare(scan: Scan, body: bytes, members: dict[str, Any]) -> None:
     try:
-        same = rfc8785.dumps(load_object(body)) == body
+        same = rfc8785.dumps(members) == body
     except (ValueError, rfc8785.CanonicalizationError):
         same = False
     if not same:

@@ -5,13 +5,15 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from ormas_core.errors import RecordFormatError
+from ormas_core.config import MonitorConfig
+from ormas_core.errors import RecordFormatError, RecordLockedError
 from ormas_core.record.envelope import write_envelope
 from ormas_core.record.inspection import Inspection, inspect
+from ormas_core.record.lock import FolderLock
 from ormas_core.record.models import IGNORED, model_files
 from ormas_core.record.scan import Scan
 from ormas_core.record.statement import Seal, SealedModel, model_of, statement_of
-from ormas_core.terms import SavedFile
+from ormas_core.terms import SavedFile, Status
 from ormas_core.version import VERSION
 
 
@@ -38,8 +40,10 @@ def sign_record(
         RecordExistsError: it is sealed already.
         KeyFileError: `key` holds no private Ed25519 key.
         RecordChangedError: a file was changed while it was being read.
+        RecordLockedError: the run is going on.
     """
     run = Path(folder)
+    _require_over(run)
     found = inspect(run, examiners={}, claims=frozenset(), heads={}, hashed=True)
     _require_good(run, found)
     named = {model.name: model for model in found.models.values()}
@@ -49,8 +53,8 @@ def sign_record(
         named[model.name] = model
     seal = Seal(
         run={
-            "id": found.start.run_id if found.start else "",
-            "status": found.end.status.value if found.end else "interrupted",
+            "id": found.run_id,
+            "status": (found.status or Status.INTERRUPTED).value,
             "complete": found.closed,
             "head": found.record.head.decode(),
             "lines": str(found.record.lines),
@@ -72,7 +76,7 @@ def _file(scan: Scan) -> SavedFile:
 
 
 def _model(run: Path, path: Path) -> SealedModel:
-    files = model_files(path)
+    files = model_files(path, run)
     try:
         at = Path(os.path.abspath(path)).relative_to(os.path.abspath(run))  # noqa: PTH100 - links stay
     except ValueError:
@@ -86,6 +90,16 @@ def _model(run: Path, path: Path) -> SealedModel:
         for file in files
     )
     return SealedModel(name=f"{above}/{model.name}", folder=model.folder, inside=True, files=moved)
+
+
+def _require_over(run: Path) -> None:
+    """Refuse a run that is being written: its next line would break the seal."""
+    try:
+        FolderLock(run, MonitorConfig().lock_stale).require_free()
+    except RecordLockedError as error:
+        raise RecordLockedError(
+            str(run), f"{run} was not sealed: the run is going on. {error}"
+        ) from None
 
 
 def _require_good(run: Path, found: Inspection) -> None:

@@ -113,6 +113,7 @@ def verify_record(folder: str | os.PathLike[str], request: Request | None = None
 
     Raises:
         FileNotFoundError: there is no `record.jsonl` in `folder`.
+        NotADirectoryError: `folder` is something else.
         RecordChangedError: a file was changed while it was being read.
         KeyFileError: the key of the request cannot be read.
     """
@@ -190,8 +191,7 @@ def _schema(evidence: Evidence) -> Answer:
         return Outcome.FAIL, f"{found.record.misfit or found.metrics.misfit}{more}."
     if not found.record.lines:
         return Outcome.UNCHECKED, "There is no line to look at."
-    version = found.start.schema if found.start else 0
-    kinds = f"Format version {version}; every line is an event of a known kind in its place."
+    kinds = f"Format version {found.schema}; every line is an event of a known kind in its place."
     return Outcome.PASS, kinds
 
 

@@ -13,7 +13,7 @@ ANCHORS_TAG: Final = "ormas.record.anchors."
 """Prefix of the MLflow tags that hold heads; the run's first 8 digits and a number follow."""
 
 _ENTRY: Final = re.compile(r"([1-9][0-9]{0,14}):([0-9a-f]{64})")
-_LONGEST: Final = 64 * 2**20
+_LONGEST: Final = 16 * 2**20
 
 
 def parse_heads(texts: Iterable[str]) -> dict[int, str]:
@@ -43,7 +43,8 @@ def read_heads(path: str | os.PathLike[str]) -> dict[int, str]:
     """Return the heads that a file of them holds.
 
     Raises:
-        RecordFormatError: it is no regular file of heads, or longer than 64 MiB.
+        RecordFormatError: it is no regular file of heads, or longer than 16 MiB, which is some
+            200,000 anchors.
         OSError: it cannot be read.
     """
     with open_named(Path(path)) as file:

@@ -21,7 +21,7 @@ from ormas_core.events import (
 from ormas_core.record import chain, codec, earlier
 from ormas_core.record.lock import FolderLock
 from ormas_core.record.reader import METRICS_FILE, RECORD_FILE, SEAL_FILE, last_line
-from ormas_core.record.strict import MAX_LINE
+from ormas_core.record.strict import MAX_LINE, MAX_VALUES, values_in
 from ormas_core.record_events import RecordGap
 from ormas_core.terms import Severity
 
@@ -247,10 +247,8 @@ class _ChainedFile:
         members["seq"] = self.lines
         members["prev"] = self.head
         line, head = chain.seal(members)
-        if len(line) > MAX_LINE:
-            raise RecordFormatError(
-                event.kind, f"a {event.kind} of {len(line)} bytes; a line has {MAX_LINE} at most"
-            )
+        if len(line) > MAX_VALUES:  # a value has a byte at least
+            _require_readable(event.kind, line)
         if self._torn:
             self._file.truncate(self.size)
             self._torn = False
@@ -299,6 +297,17 @@ class _ChainedFile:
         file = FileIO(self._path, "ab")
         self.size = file.seek(0, os.SEEK_END)
         return file
+
+
+def _require_readable(kind: str, line: bytes) -> None:
+    """Refuse a line that no reader takes."""
+    if len(line) > MAX_LINE:
+        raise RecordFormatError(
+            kind, f"a {kind} of {len(line)} bytes; a line has {MAX_LINE} at most"
+        )
+    values = values_in(line)
+    if values > MAX_VALUES:
+        raise RecordFormatError(kind, f"a {kind} of {values} values; a line has {MAX_VALUES}")
 
 
 def _present(folder: Path) -> list[str]:

@@ -1,13 +1,15 @@
 """A run as a page of text (Markdown)."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ormas_core.facts import RunFacts
-from ormas_core.messages import describe
 from ormas_core.terms import Status
 
+if TYPE_CHECKING:
+    from ormas_core.facts import RunFacts
 
-def summary(facts: RunFacts) -> str:
+
+def summary(facts: "RunFacts") -> str:
     """Return the facts of a run as Markdown: verdict, alarms, and what was not observed."""
     return "\n".join(_plain(line) for line in _lines(facts)) + "\n"
 
@@ -17,7 +19,9 @@ def _plain(line: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
-def _lines(facts: RunFacts) -> Iterator[str]:
+def _lines(facts: "RunFacts") -> Iterator[str]:
+    from ormas_core.messages import describe  # with all events, which a checkpoint has none of
+
     start = facts.start
     verdict = facts.status.replace("_", " ").upper()
     yield f"# {start.name if start and start.name else 'Training run'}: {verdict}"

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 import rfc8785
+from event_samples import sample_events
 from ranks_support import child_environment
 from seal_support import make_sealed
 
-from ormas_core.record import METRICS_FILE, RECORD_FILE, SEAL_FILE, chain
+from ormas_core.record import METRICS_FILE, RECORD_FILE, SEAL_FILE, chain, encode
 from ormas_core.record.strict import MAX_LINE, MAX_VALUES
 
 MOST_BYTES = 200 * 2**20
@@ -75,6 +76,17 @@ def many_values(run: Path) -> None:
     pairs = ",".join(f'"{i:06d}":{{}}' for i in range(MAX_VALUES // 2 - 10))
     body = ('{"prev":"' + "0" * 64 + '","seq":0,"x":{' + pairs + "}}").encode()
     (run / RECORD_FILE).write_bytes(sealed_line(body))
+
+
+def large_events_in_a_row(run: Path) -> None:
+    """One is read while the one before it has just been looked at."""
+    found = encode(sample_events()["run_end"])
+    counts = {f"{i:07d}k": 1 for i in range(MAX_VALUES - 100)}
+    head, out = chain.GENESIS, []
+    for seq in range(4):
+        line, head = chain.seal({**found, "counts": counts, "prev": head, "seq": seq})
+        out.append(line)
+    (run / RECORD_FILE).write_bytes(b"".join(out))
 
 
 def a_wide_text(run: Path) -> None:
@@ -163,6 +175,7 @@ ATTACKS: list[Callable[[Path], None]] = [
     deep_json,
     deep_json_below_the_limit,
     many_values,
+    large_events_in_a_row,
     a_wide_text,
     a_huge_integer,
     many_anchors,

@@ -1,6 +1,6 @@
-"""What a repair writes: exact elements, every cause and kind, optimizer state, seeds."""
+"""What a repair writes: exact elements, every cause and kind, optimizer state."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from repair_support import (
     Gated,
     Mlp,
     Watched,
-    changed,
     plant_certified,
     plant_decayed,
     plant_flat,
@@ -27,7 +26,7 @@ from repair_support import (
 from torch import Tensor, nn
 
 from ormas_core import Certificate, MemorySink, Monitor, UnitKind
-from ormas_core.repair import Part, Site, digest, draw, obstacle, write
+from ormas_core.repair import Part, Site, draw, write
 
 Make = Callable[..., tuple[Monitor, MemorySink]]
 
@@ -40,26 +39,6 @@ OF_A_CHANNEL = {
     "norm.running_var",
 }
 PATIENCE = 3
-
-
-@pytest.fixture(name="make")
-def make_and_close(make: Make) -> Iterator[Make]:
-    """Make monitors as elsewhere, and close them; networks this small need no threads."""
-    made: list[Monitor] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def build(*args: Any, **options: Any) -> tuple[Monitor, MemorySink]:
-        for earlier in made:
-            earlier.close()
-        monitor, sink = make(*args, **options)
-        made.append(monitor)
-        return monitor, sink
-
-    yield build
-    for monitor in made:
-        monitor.close()
-    torch.set_num_threads(threads)
 
 
 def watched(make: Make, net: nn.Module, optimizer: Any, **options: Any) -> tuple[Watched, Any]:
@@ -348,83 +327,3 @@ def test_layers_before_a_dead_one_keep_what_they_have_learnt(make: Make) -> None
     assert {e.layer for e in sink.events if isinstance(e, Certificate)} == {"conv", "after"}
     assert [(r.layer, r.units) for r in repairs(sink)] == [("after", (0, 1, 2, 3))]
     assert not any(e.kind == "certificate_revoked" for e in sink.events)
-
-
-def drawn(seed: int, step: int, layer: str) -> bytes:
-    """Return a hash of what would be written for a layer."""
-    part = Part("w", nn.Parameter(torch.zeros(6, 4)), 0, (1, 3), None, {})
-    site = Site(layer, "flat", (1, 3), (part,))
-    values = draw([site], seed=seed, step=step)
-    return values[0][0].numpy().tobytes()
-
-
-def test_the_numbers_follow_from_seed_step_and_layer() -> None:
-    """The same three give the same bits; another one of any of them gives others."""
-    assert drawn(0, 5, "conv") == drawn(0, 5, "conv")
-    others = {drawn(1, 5, "conv"), drawn(0, 6, "conv"), drawn(0, 5, "conv2"), drawn(0, 5, "conv")}
-    assert len(others) == 4
-
-
-def test_the_digest_covers_places_and_bits() -> None:
-    """Ranks that would write other elements, or other numbers, disagree."""
-
-    def of(rows: tuple[int, ...], seed: int, name: str = "w") -> bytes:
-        part = Part(name, nn.Parameter(torch.zeros(6, 4)), 0, rows, None, {})
-        site = Site("conv", "flat", rows, (part,))
-        return digest([site], draw([site], seed=seed, step=0))
-
-    assert of((1,), 0) == of((1,), 0)
-    assert len({of((1,), 0), of((2,), 0), of((1,), 1), of((1,), 0, "v"), digest([], [])}) == 5
-
-
-def test_torchs_own_random_state_is_not_touched(make: Make) -> None:
-    """So that data order and dropout are those of a run that repairs nothing."""
-    net = plant_certified(Channels())
-    monitor, sink = make(net, sgd(net), repair=True)
-    states = []
-
-    def step(loss: Tensor) -> None:
-        before = torch.get_rng_state()
-        monitor.step(loss)
-        states.append(torch.equal(before, torch.get_rng_state()))
-
-    train(net, sgd(net), step, 4)
-    assert len(repairs(sink)) == 1
-    assert all(states)
-
-
-def test_without_repair_not_a_bit_is_changed(make: Make) -> None:
-    """The weights are those of the same loop without a monitor."""
-    found = []
-    for monitored in (True, False):
-        net = plant_decayed(plant_certified(Channels()))
-        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
-        monitor, _ = make(net, optimizer, repair=False, patience=1, overwrite=True)
-        train(net, optimizer, monitor.step if monitored else lambda loss: None, 6)
-        monitor.close()
-        found.append(snapshot(net, optimizer))
-    assert changed(*found) == {}
-
-
-OBSTACLES = [
-    (nn.Parameter(torch.zeros(2, 2), requires_grad=False), {}, "frozen"),
-    (torch.zeros(2, 2, requires_grad=True) * 1, {}, "parametrized"),
-    (torch.zeros(2, 2, dtype=torch.int8), {}, "int8: quantised"),
-    (nn.Parameter(torch.zeros(2, 2)).as_subclass(type("DTensor", (Tensor,), {})), {}, "a DTensor"),
-    (
-        nn.Parameter(torch.zeros(2, 2)),
-        {"state1": torch.zeros(2, 2, dtype=torch.uint8)},
-        "uint8: quantised",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("tensor", "states", "reason"), OBSTACLES, ids=[reason for _, _, reason in OBSTACLES]
-)
-def test_what_cannot_be_written_by_channel_says_why(
-    tensor: Tensor, states: dict[str, Tensor], reason: str
-) -> None:
-    """And what can be has no obstacle."""
-    assert reason in obstacle(Part("w", tensor, 0, (0,), None, states))
-    assert obstacle(Part("w", nn.Parameter(torch.zeros(2)), 0, (0,), 0.0, {})) == ""

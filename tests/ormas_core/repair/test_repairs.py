@@ -1,6 +1,6 @@
 """Repair within a run: refusals, what the loop notices, what the record and the verdict say."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -43,26 +43,6 @@ from ormas_core.ranks import Agreement
 from ormas_core.repairs import MOST_REPAIRS
 
 Make = Callable[..., tuple[Monitor, MemorySink]]
-
-
-@pytest.fixture(name="make")
-def make_and_close(make: Make) -> Iterator[Make]:
-    """Make monitors as elsewhere, and close them; networks this small need no threads."""
-    made: list[Monitor] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-
-    def build(*args: Any, **options: Any) -> tuple[Monitor, MemorySink]:
-        for earlier in made:
-            earlier.close()
-        monitor, sink = make(*args, **options)
-        made.append(monitor)
-        return monitor, sink
-
-    yield build
-    for monitor in made:
-        monitor.close()
-    torch.set_num_threads(threads)
 
 
 def refused(make: Make, net: nn.Module, optimizer: Any, steps: int = 6, **options: Any) -> str:

@@ -1,0 +1,45 @@
+"""Whether what an earlier proof rests on is still so, which saves proving it again."""
+
+from collections.abc import Mapping, Sequence
+
+from ormas_core.certificates.bounded import find_limits
+from ormas_core.certificates.candidates import Structure
+from ormas_core.certificates.engine import Outcome, lasting_leaf, parameters_of
+from ormas_core.certificates.masks import Mask, meet
+from ormas_core.certificates.ownership import Owner
+from ormas_core.certificates.signs import Signs
+from ormas_core.claims import CertificateClass
+
+
+def stands(
+    outcome: Outcome,
+    forms: Sequence[Structure],
+    now: Mapping[int, Signs],
+    owners: Mapping[int, Owner],
+) -> bool:
+    """Whether the facts that an outcome rests on still hold, and last as they did.
+
+    The graphs and the candidates are the same, so only the parameters of its proofs matter. With
+    limits, which depend on numbers, it is proven anew.
+    """
+    bounded = CertificateClass.BOUNDED in outcome.proofs
+    if bounded or find_limits(outcome.graphs, forms, owners) is not None:
+        return False
+    ideal = outcome.proofs.get(CertificateClass.CLOSED_NOW)
+    if ideal is None:
+        return True  # nothing was worth a proof, and still is not
+    parameters = parameters_of(outcome.graphs)
+    for key, facts in ideal.facts.items():
+        if not facts.known:
+            continue
+        leaf, before = lasting_leaf(parameters[key], now[key], owners[key]), outcome.leaves[key]
+        if leaf.reason != before.reason:
+            return False
+        for name in ("zero", "neg", "pos"):
+            used: Mask = getattr(facts, name)
+            if not meet(getattr(leaf.now, name), used).same(meet(getattr(before.now, name), used)):
+                return False
+            lasts, lasted = getattr(leaf.lasting, name), getattr(before.lasting, name)
+            if not meet(lasts, used).same(meet(lasted, used)):
+                return False
+    return True

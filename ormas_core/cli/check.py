@@ -1,0 +1,109 @@
+"""Check a checkpoint before it ships: a gate for CI that reads every number and runs no code."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ormas_core.cli.shown import plain
+
+if TYPE_CHECKING:
+    from ormas_core import CheckResult
+
+HELP: Final = "check a checkpoint: NaN, dead channels, missing shards, a base, a signed record"
+
+_FAIL_ON: Final = ("critical", "warning", "never")
+_WIDTH: Final = 30
+_PATIENCE_S: Final = 0.5
+_EVERY_S: Final = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("path", type=Path, help="a file or folder of any format; nothing is run")
+    parser.add_argument("--against", type=Path, metavar="BASE", help="a base to compare with")
+    parser.add_argument(
+        "--arch", metavar="ARCH", help="torchvision:NAME, or hf for the config.json of the folder"
+    )
+    parser.add_argument(
+        "--prove", action="store_true", help="prove dead units on one random batch through --arch"
+    )
+    parser.add_argument(
+        "--record", type=Path, metavar="RUN", help="run folder whose record must name these files"
+    )
+    parser.add_argument(
+        "--key", type=Path, metavar="FILE", help="public key that must have signed the record"
+    )
+    parser.add_argument(
+        "--fail-on", choices=_FAIL_ON, default="critical", help="exit 1 from here on (critical)"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="run code that pickles of the checkpoint ask for"
+    )
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--json", action="store_true", help="print JSON and nothing else")
+    shown.add_argument("--sarif", action="store_true", help="print SARIF 2.1.0 and nothing else")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write a page of HTML")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the findings; return 1 if one is at or above the gate, 2 if nothing can be said."""
+    from ormas_core import check_checkpoint
+
+    bar = _Bar()
+    result = check_checkpoint(
+        arguments.path,
+        arguments.against,
+        arguments.arch,
+        record=arguments.record,
+        key=arguments.key,
+        prove=arguments.prove,
+        trust=arguments.trust,
+        progress=bar.show if sys.stderr.isatty() else None,
+    )
+    bar.clear()
+    code, why = result.verdict(arguments.fail_on)
+    _print(result, code, why, arguments)
+    if arguments.out is not None:  # after the findings: they must not be lost with the page
+        from ormas_core import checkpoint_html
+
+        arguments.out.write_text(checkpoint_html(result, code, why), encoding="utf-8")
+    return code
+
+
+def _print(result: "CheckResult", code: int, why: str, arguments: argparse.Namespace) -> None:
+    from ormas_core import checkpoint_data, checkpoint_lines, checkpoint_sarif
+
+    if arguments.json:
+        print(json.dumps(checkpoint_data(result, code, why)))
+    elif arguments.sarif:
+        print(json.dumps(checkpoint_sarif(result, code, why), indent=1))
+    else:
+        for line in checkpoint_lines(result):
+            print(plain(line))
+        print(plain(f"exit {code}: {why}"))
+
+
+class _Bar:
+    """How far a long reading is, on one line of a terminal."""
+
+    def __init__(self) -> None:
+        self._started = self._shown = time.monotonic()
+        self._drawn = False
+
+    def show(self, done: int, size: int) -> None:
+        """Draw, if the reading has taken a while and the last drawing is old enough."""
+        now = time.monotonic()
+        if not size or now - self._started < _PATIENCE_S or now - self._shown < _EVERY_S:
+            return
+        self._shown, self._drawn = now, True
+        filled = min(_WIDTH, _WIDTH * done // size)
+        bar = "#" * filled + "." * (_WIDTH - filled)
+        print(f"\r[{bar}] {done / size:4.0%}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove what was drawn."""
+        if self._drawn:
+            print(f"\r{'':{_WIDTH + 8}}\r", end="", file=sys.stderr, flush=True)
