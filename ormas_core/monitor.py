@@ -107,11 +107,11 @@ class Monitor:
         self.run_id = start.run_id
         lines = first_lines(selection, host, optimizers, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup, host.loss_hint)
-        for event in (Manifest(step=0, mechanisms=lines), *collector.first_events()):
+        self._emit(Manifest(step=0, mechanisms=lines))
+        for event in collector.first_events():
             self._emit(event)
         lanes = self._lanes if len(optimizers) > 1 else None
-        parts = self._alarms, collector.ledger, self._sightings
-        self._memory = Memory(self._journal, *parts, lanes)
+        self._memory = Memory(self._journal, self._alarms, collector.ledger, self._sightings, lanes)
         if host.state is not None:
             self.load_state_dict(host.state)
         elif not host.prepares:

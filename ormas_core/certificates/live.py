@@ -72,6 +72,7 @@ class CertificateWatch:
         live: the claims in force, by unit.
         outcome: what the last proof found; None before the first.
         owners: who owned the parameters at the last check.
+        pause: ends a step without a check: its graphs and counts belong to the next one.
         fresh: whether the last check had a graph to prove anything on.
     """
 
@@ -94,6 +95,7 @@ class CertificateWatch:
         self._passes = 0
         self._unread = ""
         self._counter = AccumulationCounter()
+        self.pause = self._counter.pause
         self._reader = GraphReader(SETTINGS)
         self._names = {
             id(parameter): f"{layer}.{name}"
@@ -123,10 +125,6 @@ class CertificateWatch:
         if self.outcome is not None:
             places += [place for _, place in self.outcome.claims]
         self._counter.start({id(place.parameter): place.parameter for place in places}.values())
-
-    def pause(self) -> None:
-        """Let a step end unchecked: its graphs and counts belong to the next check."""
-        self._counter.pause()
 
     def note(self, roots: Sequence[Tensor]) -> None:
         """Read the graph of one micro-batch, before or after its backward pass.
