@@ -32,8 +32,8 @@ MEMBERS = {
     "segment schema versions config",
     "manifest": "mechanisms",
     "measurement": "attempt stage scale skipped_in_a_row loss loss_elements layers norms nonfinite "
-    "outputs output_peaks gradient_type experts channels cost_ns loss_replaced evaluating clip_norm "
-    "clip_factor",
+    "outputs output_peaks gradient_type experts channels cost_ns loss_replaced evaluating "
+    "clip_norm clip_factor",
     "alarm": "layer diagnosis value normal sigma stage detail",
     "alarm_cleared": "layer diagnosis value normal since_step",
     "gradient_slope": "trend signal factor first last layers first_value last_value gradient_type "
