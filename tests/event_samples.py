@@ -28,7 +28,7 @@ def sample(tp: Any) -> Any:
         return MonitorConfig(layers=("encoder.*", "head"), check_every=7, sigma=3.25)
     if tp is CheckpointSaved:  # its files are those of one model
         files = [SavedFile(name=f"text/{n}", bytes=3, sha256="0" * 64) for n in range(2)]
-        return CheckpointSaved(step=3, time_ns=3, path="text", files=tuple(files))
+        return CheckpointSaved(step=3, time_ns=3, lane="text", path="text", files=tuple(files))
     if dataclasses.is_dataclass(tp):
         hints = typing.get_type_hints(tp)
         return tp(**{field.name: sample(hints[field.name]) for field in dataclasses.fields(tp)})

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core.events import Measurement
+from ormas_core.events import Event, Measurement
 from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.gather import Gather
@@ -20,7 +20,6 @@ from ormas_core.hooks.modes import evaluating, starting_state
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
 from ormas_core.host import PLAIN_LOOP, Host
-from ormas_core.model_events import NonfiniteState
 from ormas_core.terms import ChannelSummary, NonfiniteCount, OutputGradient, Stage
 
 _Values = list[tuple[str, Tensor]]
@@ -110,7 +109,7 @@ class Collector:
             host = gather.fetch()
             self._observe_scale(attempt, [float(host[slot][0]) for slot in slots])
 
-    def first_events(self) -> Iterator[NonfiniteState]:
+    def first_events(self) -> Iterator[Event]:
         """Return what can be said of the model's values before the first step."""
         return starting_state(self._selection)
 

@@ -23,7 +23,16 @@ LINE_MEMBERS: Final = ("seq", "event", "severity", "prev", "hash")
 
 ADDED: Final[Mapping[str, tuple[str, ...]]] = {
     "Anchor": ("metrics_bytes",),
-    "Measurement": ("output_peaks", "gradient_type", "experts"),
+    "Measurement": (
+        "output_peaks",
+        "gradient_type",
+        "experts",
+        "loss_replaced",
+        "evaluating",
+        "clip_norm",
+        "clip_factor",
+    ),
+    "NonfiniteLoss": ("replaced",),
     "MonitorConfig": (
         "lock_stale",
         "lr_max",
@@ -31,6 +40,8 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
         "seed",
         "slope_min_layers",
         "slope_min_decades",
+        "clip_factor_min",
+        "stop_on",
     ),
 }
 """Class -> members that records of format version 1 do not have; they decode to their defaults."""

@@ -240,6 +240,7 @@ def test_nothing_at_all_is_unknown() -> None:
         counts={},
         head=None,
         error=None,
+        stopped=None,
     )
     assert FactsFold().facts(finished=False).status is Status.UNKNOWN
 

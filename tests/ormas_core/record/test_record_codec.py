@@ -32,7 +32,8 @@ MEMBERS = {
     "segment schema versions config",
     "manifest": "mechanisms",
     "measurement": "attempt stage scale skipped_in_a_row loss loss_elements layers norms nonfinite "
-    "outputs output_peaks gradient_type experts channels cost_ns",
+    "outputs output_peaks gradient_type experts channels cost_ns loss_replaced evaluating "
+    "clip_norm clip_factor",
     "alarm": "layer diagnosis value normal sigma stage detail",
     "alarm_cleared": "layer diagnosis value normal since_step",
     "gradient_slope": "trend signal factor first last layers first_value last_value gradient_type "
@@ -41,7 +42,12 @@ MEMBERS = {
     "expert_usage": "container experts starving rare checks",
     "loss_spike": "value normal sigma",
     "loss_recovered": "value normal since_step",
-    "nonfinite_loss": "value",
+    "clip_starvation": "layer value factor clip_norm rest",
+    "nonfinite_state": "layers",
+    "eval_mode": "modules",
+    "switched_to_eval": "modules before",
+    "stop_requested": "reasons ranks",
+    "nonfinite_loss": "value replaced",
     "nonfinite_gradient": "layer layers after before output_finite loss",
     "skipped_step": "layer scale in_a_row",
     "certificate": "layer units cls kind optimizer conditions still initial trace graph engine",
@@ -64,11 +70,18 @@ MEMBERS = {
 }
 SEVERITIES = {
     "action": {"repair"},
-    "critical": {"nonfinite_loss", "nonfinite_gradient", "not_learning"},
+    "critical": {
+        "nonfinite_loss",
+        "nonfinite_gradient",
+        "nonfinite_state",
+        "not_learning",
+        "stop_requested",
+    },
     "proof": {"certificate"},
     "warning": {
         "alarm",
         "certificate_revoked",
+        "clip_starvation",
         "experts_starving",
         "gradient_slope",
         "loss_spike",
@@ -76,6 +89,7 @@ SEVERITIES = {
         "no_gradients",
         "record_gap",
         "sink_error",
+        "switched_to_eval",
     },
 }
 
@@ -309,7 +323,16 @@ def test_members_that_version_1_did_not_have_are_their_defaults() -> None:
     """Those of the one table, and no others, may be absent: an old record is read as it was."""
     assert ADDED == {
         "Anchor": ("metrics_bytes",),
-        "Measurement": ("output_peaks", "gradient_type", "experts"),
+        "Measurement": (
+            "output_peaks",
+            "gradient_type",
+            "experts",
+            "loss_replaced",
+            "evaluating",
+            "clip_norm",
+            "clip_factor",
+        ),
+        "NonfiniteLoss": ("replaced",),
         "MonitorConfig": (
             "lock_stale",
             "lr_max",
@@ -317,6 +340,8 @@ def test_members_that_version_1_did_not_have_are_their_defaults() -> None:
             "seed",
             "slope_min_layers",
             "slope_min_decades",
+            "clip_factor_min",
+            "stop_on",
         ),
     }
     anchor = encode(event_samples.sample_events()["anchor"])
