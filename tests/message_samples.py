@@ -3,16 +3,9 @@
 import math
 from dataclasses import replace
 
+from certificate_messages import CERTIFICATE_MESSAGES
+
 from ormas_core.across import ClipStarvation, ExpertsStarving, ExpertUsage, GradientSlope
-from ormas_core.certificate_events import (
-    Certificate,
-    CertificateRefused,
-    CertificateRevoked,
-    Channels,
-    ChannelsCleared,
-    Repair,
-)
-from ormas_core.claims import CertificateClass, UnitKind
 from ormas_core.events import (
     Alarm,
     AlarmCleared,
@@ -33,7 +26,6 @@ from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
-    ChannelLevel,
     Diagnosis,
     ExpertShare,
     Mechanism,
@@ -56,29 +48,6 @@ ALARM = Alarm(
     sigma=5.0,
     stage=Stage.UNSCALED,
     detail="5.0 decades off",
-)
-CERTIFICATE = Certificate(
-    step=3,
-    layer="block.conv",
-    units=(1, 2),
-    cls=CertificateClass.ABSORBING,
-    unit_kind=UnitKind.CHANNEL,
-    optimizer="SGD",
-    conditions=(),
-    still=True,
-    initial=True,
-    trace=(),
-    graph="ab",
-    engine=1,
-)
-REPAIR = Repair(
-    step=3,
-    layer="conv",
-    units=(3,),
-    cause="certified",
-    changed=("conv.weight",),
-    delta=1.5,
-    relative=0.125,
 )
 NONFINITE = NonfiniteGradient(
     step=3,
@@ -378,77 +347,6 @@ MESSAGES: list[tuple[Event, str]] = [
     ),
     (LossReduced(step=0, elements=32), "The loss has 32 elements; their mean is recorded."),
     (
-        CERTIFICATE,
-        (
-            "block.conv: channels 1, 2 can never recover: their gradient is exactly zero for ever "
-            "(certificate, 0 lines of proof); present at the first check."
-        ),
-    ),
-    (
-        replace(
-            CERTIFICATE,
-            units=tuple(range(10)),
-            cls=CertificateClass.BOUNDED,
-            unit_kind=UnitKind.HEAD,
-            initial=False,
-        ),
-        (
-            "block.conv: heads 0, 1, 2, 3, 4, 5, 6, 7 and 2 more cannot recover while batch and "
-            "input keep to the stated limits (certificate, 0 lines of proof)."
-        ),
-    ),
-    (
-        CertificateRefused(
-            step=0, layer="conv", units=(3,), reason="waiting for momentum to drain"
-        ),
-        "conv: 3 look stuck, not certified: waiting for momentum to drain.",
-    ),
-    (
-        CertificateRevoked(
-            step=0,
-            layer="conv",
-            units=(3,),
-            cls=CertificateClass.ABSORBING,
-            reason="the gradient of conv is not zero there",
-        ),
-        (
-            "conv: the absorbing certificate of 3 is revoked: the gradient of conv is not zero "
-            "there."
-        ),
-    ),
-    (
-        Channels(
-            step=0,
-            layer="conv",
-            level=ChannelLevel.SOME,
-            n=8,
-            certified=2,
-            flat=0,
-            decayed=1,
-            silent=0,
-            initial=True,
-        ),
-        (
-            "conv: some of 8 channels are out of use: 2 certified, 1 decayed; present at the first "
-            "check."
-        ),
-    ),
-    (
-        ChannelsCleared(step=9, layer="conv", n=8, since_step=3),
-        "conv: all 8 channels are in use again.",
-    ),
-    (
-        REPAIR,
-        (
-            "conv: certified rows 3 were re-initialised; conv.weight changed by 1.5 together (12% "
-            "of their norm)."
-        ),
-    ),
-    (
-        replace(REPAIR, refused="conv.weight is frozen"),
-        "conv: certified rows 3 were not repaired: conv.weight is frozen.",
-    ),
-    (
         SinkError(step=0, sink="MLflowSink", error="OSError: no server"),
         "The sink MLflowSink failed and was dropped; training goes on: OSError: no server",
     ),
@@ -468,4 +366,5 @@ MESSAGES: list[tuple[Event, str]] = [
         RunEnd(step=9, steps=9, checks=3, counts={}, status=Status.INTERRUPTED, error="OSError"),
         "Run ended: interrupted (OSError), 9 steps, 3 checks.",
     ),
+    *CERTIFICATE_MESSAGES,
 ]
