@@ -10,7 +10,16 @@ from typing import Any
 import event_samples
 import pytest
 
-from ormas_core import across, certificate_events, claims, events, record_events, terms
+from ormas_core import (
+    across,
+    certificate_events,
+    claims,
+    events,
+    model_events,
+    record_events,
+    run_events,
+    terms,
+)
 from ormas_core.events import EVENT_TYPES, Event
 from ormas_core.terms import Severity
 from ormas_core.testing import measurement
@@ -29,7 +38,7 @@ def _dataclasses(module: Any) -> set[type]:
 
 def test_the_union_and_the_table_are_the_same() -> None:
     """Every event class of the modules is in both, under its own kind."""
-    modules = (events, across, certificate_events, record_events)
+    modules = (events, across, certificate_events, model_events, record_events, run_events)
     found = set().union(*map(_dataclasses, modules))
     assert set(EVENT_TYPES.values()) == set(typing.get_args(Event)) == found
     assert {kind: cls.kind for kind, cls in EVENT_TYPES.items()} == {kind: kind for kind in KINDS}
