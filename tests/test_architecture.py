@@ -84,7 +84,7 @@ LIBRARIES: Final = {
     "certificates": {"numpy", "torch"},
     "certification": {"torch"},
     "checkpoint_proof": {"torch"},
-    "checkpoints": {"numpy", "torch", "torchvision", "transformers"},
+    "checkpoints": {"huggingface_hub", "numpy", "torch", "torchvision", "transformers"},
     "hooks": {"numpy", "torch"},
     "monitor": {"torch"},
     "proofs": {"torch"},
@@ -97,6 +97,7 @@ LIBRARIES: Final = {
 """What else than the standard library a part of `ormas_core` imports."""
 
 CHECKPOINT_TORCH: Final = {
+    "ormas_core/checkpoints/building.py",
     "ormas_core/checkpoints/distributed.py",
     "ormas_core/checkpoints/trusted.py",
     "ormas_core/checkpoints/load.py",
