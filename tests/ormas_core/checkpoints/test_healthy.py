@@ -116,3 +116,9 @@ def test_families_that_store_some_scales_whole_are_known_by_most() -> None:
     assert set(codes(scales)) == {"idle-by-design"}
     scales |= {f"layers.{i}.post_attention_layernorm.weight": np.ones(16) for i in range(3)}
     assert "norm-scale-zero" in codes(scales)
+
+
+def test_a_vector_laid_out_for_images_starts_at_zero_by_right() -> None:
+    """As the response normalisation of ConvNeXt V2; an output layer of one unit is a weight."""
+    assert codes({"grn.weight": np.zeros((1, 1, 1, 32))}) == ["zero-tensor"]
+    assert codes({"head.weight": np.zeros((1, 32))}) == ["zero-weights"]
