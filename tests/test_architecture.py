@@ -79,7 +79,7 @@ LIBRARIES: Final = {
     "certificates": {"numpy", "torch"},
     "certification": {"torch"},
     "checkpoint_proof": {"torch"},
-    "checkpoints": {"numpy", "torch", "torchvision", "transformers"},
+    "checkpoints": {"huggingface_hub", "numpy", "torch", "torchvision", "transformers"},
     "hooks": {"numpy", "torch"},
     "monitor": {"torch"},
     "proofs": {"numpy", "torch"},
@@ -93,6 +93,7 @@ LIBRARIES: Final = {
 """What else than the standard library a part of `ormas_core` imports."""
 
 CHECKPOINT_TORCH: Final = {
+    "ormas_core/checkpoints/building.py",
     "ormas_core/checkpoints/distributed.py",
     "ormas_core/checkpoints/trusted.py",
     "ormas_core/checkpoints/load.py",

@@ -12,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
+from ormas_core.checkpoints.bounded import bounded
 from ormas_core.checkpoints.dtypes import bytes_of, layout_of
 from ormas_core.checkpoints.files import Opened, inside
 from ormas_core.checkpoints.opened import Checkpoint, Entry, Kind, ReadProblem
@@ -104,6 +105,7 @@ def _read(folder: Path, empty: Checkpoint) -> Checkpoint:
             aside.append(name)
             continue
         entries.append(_entry(folder, name, about, places.get(name, set()), missing | unsafe, room))
+    entries = list(bounded(entries, room))
     problems = [_problem("missing-file", file, text) for file, text in missing.items()]
     problems += [_problem("unsafe-path", file, text) for file, text in unsafe.items()]
     if aside:

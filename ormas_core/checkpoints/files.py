@@ -17,7 +17,10 @@ _READ: Final = (
 )
 
 MAX_SETTINGS: Final = 64 * 2**20
-"""No settings file or index is larger than this."""
+"""No settings file, index or tokenizer is larger than this."""
+
+MAX_PARTS: Final = 4_000_000
+"""Most brackets in one: empty lists take twenty times their size in memory."""
 
 
 def stamp_of(found: os.stat_result) -> tuple[int, ...]:
@@ -135,6 +138,23 @@ class Opened:
         self.close()
 
 
+def read_small(folder: Path, name: str) -> bytes:
+    """Return what a settings file of the folder holds.
+
+    Raises:
+        CheckpointError: it is too large, no regular file, or leads out of the folder.
+        OSError: it cannot be read.
+    """
+    with Opened(inside(folder, name)) as file:
+        if file.size > MAX_SETTINGS:
+            raise CheckpointError(name, f"{name} has {file.size:,} bytes, too many for settings")
+        raw = file.read(0, file.size)
+    parts = raw.count(b"{") + raw.count(b"[")
+    if parts > MAX_PARTS:
+        raise CheckpointError(name, f"{name} has {parts:,} brackets, too many for settings")
+    return raw
+
+
 def read_settings(folder: Path, name: str) -> Mapping[str, Any] | None:
     """Return the JSON object in a file of the folder; None if there is no such file.
 
@@ -145,13 +165,9 @@ def read_settings(folder: Path, name: str) -> Mapping[str, Any] | None:
     import json
 
     try:
-        path = inside(folder, name)
+        raw = read_small(folder, name)
     except FileNotFoundError:
         return None
-    with Opened(path) as file:
-        if file.size > MAX_SETTINGS:
-            raise CheckpointError(name, f"{name} has {file.size:,} bytes, too many for settings")
-        raw = file.read(0, file.size)
     try:
         found = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ormas_core.checkpoints import index as indexes
-from ormas_core.checkpoints.files import Opened, inside, read_settings
+from ormas_core.checkpoints.files import Opened, inside, read_settings, read_small
 from ormas_core.checkpoints.opened import Checkpoint, Kind, ReadProblem
 from ormas_core.checkpoints.sets import FileSet, assemble
 from ormas_core.checkpoints.sniff import LOOKED_AT, sniff
@@ -104,10 +104,14 @@ def _snapshot(path: Path) -> Path:
     if not (snapshots.is_dir() and (path / "blobs").is_dir()):
         return path
     try:
-        revision = (path / "refs" / "main").read_text(encoding="utf-8").strip()
-        found = inside(snapshots, revision)
-    except (OSError, ValueError):
-        found = min(snapshots.iterdir(), default=path)
+        revision = read_small(path, "refs/main").decode("utf-8").strip()
+        found = inside(path, f"snapshots/{revision}")
+    except (CheckpointError, OSError, ValueError):
+        names = sorted(entry.name for entry in snapshots.iterdir())
+        try:
+            found = inside(path, f"snapshots/{names[0]}") if names else path
+        except (CheckpointError, OSError):
+            return path
     return found if found.is_dir() else path
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from io import BytesIO
 from typing import Any, Final
 
+from ormas_core.checkpoints.bounded import bounded
 from ormas_core.checkpoints.dtypes import bytes_of, layout_of
 from ormas_core.checkpoints.files import Opened
 from ormas_core.checkpoints.listing import Listing
@@ -102,7 +103,8 @@ def list_pickle(
 def _listed(kind: Kind, root: Any, names: set[str], file: str, size: int, place: Place) -> Listing:
     found = tensors_in(root)
     tensors, aside = model_tensors(found, root)
-    entries = tuple(_entry(name, tensor, file, size, place) for name, tensor in tensors.items())
+    listed = (_entry(name, tensor, file, size, place) for name, tensor in tensors.items())
+    entries = tuple(bounded(listed, size))
     problems = list(_refusals(names, found.calls, file))
     if aside:
         text = f"Beside the weights: {', '.join(aside)[:300]}. These are not judged."

@@ -102,6 +102,8 @@ def is_matrix(facts: TensorFacts) -> bool:
         facts.floating
         and len(facts.shape) > 1
         and _WEIGHT.search(leaf(facts.clean)) is not None
+        and not leaf(facts.clean).endswith("bias")  # those of experts have two axes
+        and not (len(facts.shape) > 3 and set(facts.shape[:-1]) == {1})  # noqa: PLR2004 - a vector
         and not is_buffer(facts)
         and not is_adapter(facts)
     )

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-_LARGEST: Final = 256 * 2**20
-"""Bytes of a tokenizer file that are still read."""
+from ormas_core.checkpoints.files import read_small
+from ormas_core.errors import CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +29,11 @@ def read_vocabulary(folder: Path) -> Vocabulary | None:
     `tokenizer.json`, `vocab.json` and `vocab.txt` are known. A file that is broken says nothing.
     """
     for name, reader in (("tokenizer.json", _fast), ("vocab.json", _plain), ("vocab.txt", _lines)):
-        path = folder / name
         try:
-            if not path.is_file() or path.stat().st_size > _LARGEST:
-                continue
-            found = reader(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            found = reader(read_small(folder, name).decode("utf-8"))
+        except (CheckpointError, OSError, ValueError, TypeError, KeyError, AttributeError):
+            continue
+        except RecursionError:
             continue
         if found is not None:
             return found

@@ -74,7 +74,9 @@ def wire(checkpoint: Checkpoint, arch: str, *, asked: bool) -> Wiring:
     try:
         from ormas_core.checkpoints.wiring import plan
 
-        return match(checkpoint, plan(arch, checkpoint.config), asked=asked)
+        return match(
+            checkpoint, plan(arch, checkpoint.config, len(checkpoint.entries)), asked=asked
+        )
     except (OrmasError, ImportError) as error:
         if asked:
             raise
@@ -92,7 +94,7 @@ def loaded_model(checkpoint: Checkpoint, arch: str) -> "nn.Module":
     from ormas_core.checkpoints.load import load
     from ormas_core.checkpoints.wiring import build, tied_names
 
-    model = build(arch, checkpoint.config)
+    model = build(arch, checkpoint.config, len(checkpoint.entries))
     left = [n for n in load(model, checkpoint) if not _COUNTERS.search(n)]
     left = [name for name in left if name not in tied_names(model)]
     if left:

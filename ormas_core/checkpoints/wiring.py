@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ormas_core.checkpoints.building import bounded_building, harmless
 from ormas_core.checkpoints.wire import Plan
 from ormas_core.errors import ConfigError, MissingExtraError, missing_extra
 
@@ -25,12 +26,13 @@ _NORMS: Final = frozenset({"batch_norm", "group_norm", "instance_norm", "layer_n
 _IMAGES: Final = ((2, 3, 224, 224), (2, 3, 299, 299), (2, 3, 16, 112, 112))
 
 
-def plan(arch: str, config: Mapping[str, Any] | None) -> Plan:
+def plan(arch: str, config: Mapping[str, Any] | None, tensors: int) -> Plan:
     """Return names, shapes and wiring of an architecture.
 
     Args:
         arch: `torchvision:NAME` or `hf`.
         config: the parsed `config.json` of the folder.
+        tensors: how many the file has: a model of many more parts is not built.
 
     Raises:
         ConfigError: it names nothing that can be built.
@@ -38,7 +40,7 @@ def plan(arch: str, config: Mapping[str, Any] | None) -> Plan:
     """
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # advice of the libraries on how to train
-        model = build(arch, config).eval()
+        model = build(arch, config, tensors).eval()
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     followers, untraced = _follow(model)
     return Plan(
@@ -50,7 +52,7 @@ def plan(arch: str, config: Mapping[str, Any] | None) -> Plan:
     )
 
 
-def build(arch: str, config: Mapping[str, Any] | None) -> nn.Module:
+def build(arch: str, config: Mapping[str, Any] | None, tensors: int) -> nn.Module:
     """Return a model of an architecture on the current default device, freshly initialised.
 
     Raises: as `plan`.
@@ -59,7 +61,8 @@ def build(arch: str, config: Mapping[str, Any] | None) -> nn.Module:
     if library == "torchvision" and name:
         return _torchvision(name)
     if arch == "hf":
-        return _transformers(config)
+        with bounded_building(tensors):
+            return _transformers(config)
     raise ConfigError(
         "arch",
         f"arch must be 'torchvision:NAME' or 'hf' (for a folder with config.json); got {arch!r}",
@@ -129,8 +132,10 @@ def _transformers(config: Mapping[str, Any] | None) -> nn.Module:
             f"{transformers.__version__} does not have; code of the folder is not run",
         )
     try:
-        settings = cls.config_class.from_dict(dict(config))  # type: ignore[union-attr]
+        settings = cls.config_class.from_dict(harmless(config))  # type: ignore[union-attr]
         model: nn.Module = cls(settings)
+    except ConfigError:
+        raise
     except Exception as error:  # noqa: BLE001 - a config of strangers may break anything in there
         raise ConfigError("arch", f"{name} cannot be built from config.json: {error}") from None
     return model

@@ -1,6 +1,7 @@
 """PyTorch zip files: their pickle, and where in the file their storages are."""
 
 import zipfile
+from collections import Counter
 from collections.abc import Mapping
 from io import RawIOBase
 from typing import Final
@@ -12,14 +13,19 @@ from ormas_core.checkpoints.pickled import MAX_PICKLE, list_pickle
 
 _LOCAL: Final = b"PK\x03\x04"
 _LOCAL_SIZE: Final = 30
-_MAX_READ: Final = 256 * 2**20
+_MAX_READ: Final = 32 * 2**20
+"""Largest directory, in bytes: a third of a million members, ten times what a model has."""
+
+
+_MOST_PICKLES: Final = 8
+_OBJECTS: Final = frozenset(("dangerous-objects", "refused-objects"))
 
 
 def list_zip(file: Opened, name: str) -> Listing:
     """Return the tensors of a zip file that `torch.save` or `torch.jit.save` has written."""
     try:
         with zipfile.ZipFile(_Stream(file)) as archive:
-            members = {info.filename: info for info in archive.infolist()}
+            infos = archive.infolist()
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
         return _refused(
             Kind.ZIP,
@@ -28,6 +34,9 @@ def list_zip(file: Opened, name: str) -> Listing:
             f"It begins as a zip file and has no directory at its end ({error!s:.100}): it was cut "
             "off, when it was downloaded or because the disk was full. Save or download it again.",
         )
+    members = {info.filename: info for info in infos}
+    if len(members) < len(infos):
+        return _ambiguous(file, infos, name)
     pickle = next((inner for inner in members if _is_data(inner)), None)
     if pickle is None:
         return _without_pickle(members, name)
@@ -47,6 +56,24 @@ def list_zip(file: Opened, name: str) -> Listing:
     if isinstance(raw, str):
         return _refused(kind, "malformed", name, f"Its pickle cannot be read: {raw}.")
     return list_pickle(kind, raw, name, file.size, place)
+
+
+def _ambiguous(file: Opened, infos: list[zipfile.ZipInfo], name: str) -> Listing:
+    """Return what is said of a file with two members of one name: no tensor, and all its code."""
+    twice = next(inner for inner, n in Counter(i.filename for i in infos).items() if n > 1)
+    text = f"Two of its members are called {twice!r:.90}: which of them is loaded is left open."
+    raws = [_content(file, info) for info in infos if _is_data(info.filename)]
+    found = [
+        list_pickle(Kind.ZIP, raw, name, file.size, lambda _: text)
+        for raw in raws[:_MOST_PICKLES]
+        if isinstance(raw, bytes)
+    ]
+    problems = [p for one in found for p in one.problems if p.code in _OBJECTS]
+    return Listing(
+        kind=Kind.ZIP,
+        problems=(ReadProblem(code="malformed", where=name, detail=text), *problems),
+        globals=tuple(sorted({inner for one in found for inner in one.globals})),
+    )
 
 
 def _is_data(name: str) -> bool:

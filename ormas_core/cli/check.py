@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ormas_core.cli.shown import plain
+from ormas_core.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from ormas_core import CheckResult
@@ -18,12 +19,13 @@ _FAIL_ON: Final = ("critical", "warning", "never")
 _WIDTH: Final = 30
 _PATIENCE_S: Final = 0.5
 _EVERY_S: Final = 0.1
+_START: Final = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("path", type=Path, help="a file or folder of any format; nothing is run")
-    parser.add_argument("--against", type=Path, metavar="BASE", help="a base to compare with")
+    parser.add_argument("path", type=_named, help="a file or folder of any format; nothing is run")
+    parser.add_argument("--against", type=_named, metavar="BASE", help="a base to compare with")
     parser.add_argument(
         "--arch", metavar="ARCH", help="torchvision:NAME, or hf for the config.json of the folder"
     )
@@ -52,6 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the findings; return 1 if one is at or above the gate, 2 if nothing can be said."""
     from ormas_core import check_checkpoint
 
+    if arguments.out is not None:
+        _require_free(arguments.out)
     bar = _Bar()
     result = check_checkpoint(
         arguments.path,
@@ -69,8 +73,35 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:  # after the findings: they must not be lost with the page
         from ormas_core import checkpoint_html
 
-        arguments.out.write_text(checkpoint_html(result, code, why), encoding="utf-8")
+        try:
+            arguments.out.write_text(checkpoint_html(result, code, why), encoding="utf-8")
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise CheckpointError(
+                str(arguments.out),
+                f"the page was not written to {arguments.out}: {reason}. The findings above hold.",
+            ) from None
     return code
+
+
+def _named(text: str) -> Path:
+    """Return a path that was given; nothing, as of an unset variable, is not this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; name a file or a folder")
+    return Path(text)
+
+
+def _require_free(out: Path) -> None:
+    """Raises: ConfigError: a page would be written over what is no page, such as the weights."""
+    try:
+        if not out.is_file() or out.stat().st_size == 0:
+            return
+        with out.open("rb") as file:
+            first = file.read(_START)
+    except OSError:
+        return  # what is wrong with it is said after the findings
+    if b"<!doctype html" not in first.lower():
+        raise ConfigError("out", f"--out {out} exists and is no HTML page: not overwritten")
 
 
 def _print(result: "CheckResult", code: int, why: str, arguments: argparse.Namespace) -> None:

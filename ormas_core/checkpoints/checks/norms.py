@@ -104,12 +104,13 @@ def scales(seen: Seen) -> Iterator[Finding]:
 
 
 def _may_add_one(norms: list[Norm]) -> bool:
-    """Whether scales without a shift are below zero somewhere, or zero in all: 1 + weight, maybe.
+    """Whether scales without a shift are below zero somewhere, or zero in most: 1 + weight, maybe.
 
     Scales start at one and hardly ever change sign; numbers around zero are the difference to one.
     """
     plain = [norm.scale for norm in norms if norm.plain and not norm.batch]
-    return bool(plain) and (any((s < 0).any() for s in plain) or not any(s.any() for s in plain))
+    zero = sum(not s.any() for s in plain)  # some layers of such a family may store all of it
+    return any((s < 0).any() for s in plain) or 2 * zero > len(plain)
 
 
 def _layer(norm: Norm, scale: Any) -> Iterator[Finding]:

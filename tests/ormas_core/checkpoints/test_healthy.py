@@ -98,3 +98,27 @@ def test_numbers_of_both_signs_are_next_to_zero_by_chance() -> None:
     assert codes({"fc.weight": values[:, None]}) == []
     values[7] = 1e-12
     assert codes({"norm.weight": values, "norm.bias": np.zeros(64)}) == ["norm-scale-zero"]
+
+
+def test_biases_of_experts_start_at_zero_by_right() -> None:
+    """They have two axes, one for each expert, and no name of a weight."""
+    layers = {"gate_up_proj": random(4, 32, 16), "gate_up_proj_bias": np.zeros((4, 32))}
+    named = {f"layers.0.mlp.experts.{name}": value for name, value in layers.items()}
+    assert codes(named) == ["zero-tensor"]
+    layers["gate_up_proj"][:] = 0
+    assert "zero-weights" in codes(named)
+
+
+def test_families_that_store_some_scales_whole_are_known_by_most() -> None:
+    """Fresh, one norm in a layer is ones and the others are zeros: 1 + weight, without a config."""
+    scales = {f"layers.{i}.input_layernorm.weight": np.zeros(16) for i in range(3)}
+    scales["layers.0.linear_attn.norm.weight"] = np.ones(16)
+    assert set(codes(scales)) == {"idle-by-design"}
+    scales |= {f"layers.{i}.post_attention_layernorm.weight": np.ones(16) for i in range(3)}
+    assert "norm-scale-zero" in codes(scales)
+
+
+def test_a_vector_laid_out_for_images_starts_at_zero_by_right() -> None:
+    """As the response normalisation of ConvNeXt V2; an output layer of one unit is a weight."""
+    assert codes({"grn.weight": np.zeros((1, 1, 1, 32))}) == ["zero-tensor"]
+    assert codes({"head.weight": np.zeros((1, 32))}) == ["zero-weights"]

@@ -1,15 +1,18 @@
 """Files that were made to hurt: bounded memory and work, no traceback."""
 
+import pickle
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
+import torch
 from checkpoint_builders import codes, details, f32, read_all, safetensors_bytes, with_header
 
-from ormas_core.checkpoints import header, open_checkpoint, pickles
+from ormas_core.checkpoints import State, header, open_checkpoint, pickles, zips
 from ormas_core.checkpoints.sniff import LEGACY_START
 
 PROTOCOL: Final = b"\x80\x04"
@@ -140,3 +143,51 @@ def test_names_may_be_anything(tmp_path: Path) -> None:
     found, facts = read_all(path)
     assert found.problems == ()
     assert list(facts) == names
+
+
+def test_tensors_laid_over_each_other_are_not_read_for_days(tmp_path: Path) -> None:
+    """A few views are read, thousands are not: the bytes are read sixteen times at most."""
+    whole = torch.arange(100_000.0)
+    views = {f"l{i}.weight": whole[i : i + 90_000].view(100, -1) for i in range(100)}
+    torch.save(views, tmp_path / "w.pt")
+    found, facts = read_all(tmp_path / "w.pt")
+    assert found.size <= 16 * (tmp_path / "w.pt").stat().st_size
+    read = [name for name, one in facts.items() if one.state is State.READ]
+    assert read == [f"l{i}.weight" for i in range(len(read))]
+    assert 10 < len(read) < 20
+    torch.save({f"l{i}.weight": whole for i in range(100)}, tmp_path / "tied.pt")
+    _, facts = read_all(tmp_path / "tied.pt")
+    assert {one.state for one in facts.values()} == {State.READ}
+
+
+class _Runs:
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return (exec, ("raise SystemExit('it ran')",))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_pickles_of_one_name_are_both_looked_through(first: bool, tmp_path: Path) -> None:
+    """Which of them a loader takes is its affair: neither passes for the other."""
+    torch.save({"w": torch.ones(2)}, tmp_path / "w.pt")
+    with zipfile.ZipFile(tmp_path / "w.pt") as archive:
+        members = [(info.filename, archive.read(info)) for info in archive.infolist()]
+    evil = [(members[0][0].partition("/")[0] + "/data.pkl", pickle.dumps(_Runs(), protocol=2))]
+    with zipfile.ZipFile(tmp_path / "two.pt", "w") as archive:
+        for name, raw in (*evil, *members) if first else (*members, *evil):
+            archive.writestr(name, raw)
+    found, facts = read_all(tmp_path / "two.pt")
+    assert facts == {}
+    assert codes(found) == ["malformed", "dangerous-objects"]
+    assert "builtins.exec" in found.globals
+
+
+def test_a_directory_of_too_many_members_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes ten times its size in memory."""
+    monkeypatch.setattr(zips, "_MAX_READ", 1000)
+    with zipfile.ZipFile(tmp_path / "w.pt", "w") as archive:
+        for number in range(100):
+            archive.writestr(str(number), b"")
+    assert "a directory of" in details(open_checkpoint(tmp_path / "w.pt"))

@@ -66,7 +66,7 @@ def offer(monkeypatch: pytest.MonkeyPatch, model: type[nn.Module]) -> None:
 def test_what_takes_the_output_of_each_layer_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Modules, functions, in place or not, through a dropout, and into a norm by name."""
     offer(monkeypatch, Block)
-    plan = wiring.plan("torchvision:block", None)
+    plan = wiring.plan("torchvision:block", None, 10)
     assert plan.untraced == ""
     assert plan.followers["conv"] == ("norm:bn1",)
     assert plan.followers["bn1"] == ("relu",)
@@ -88,7 +88,7 @@ def test_building_draws_no_number_and_takes_no_memory(monkeypatch: pytest.Monkey
 
     offer(monkeypatch, Noted)
     before = torch.get_rng_state()
-    wiring.plan("torchvision:block", None)
+    wiring.plan("torchvision:block", None, 10)
     assert torch.equal(before, torch.get_rng_state())
     assert {p.device.type for p in made[0].parameters()} == {"meta"}
 
@@ -111,19 +111,19 @@ def test_architectures_that_do_not_exist_are_refused(monkeypatch: pytest.MonkeyP
     """By name, before anything is read."""
     offer(monkeypatch, Block)
     with pytest.raises(ConfigError, match="'nothing'"):
-        wiring.plan("torchvision:nothing", None)
+        wiring.plan("torchvision:nothing", None, 10)
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
     with pytest.raises(MissingExtraError, match="pip install torchvision"):
-        wiring.plan("torchvision:block", None)
+        wiring.plan("torchvision:block", None, 10)
 
 
 def test_only_classes_of_transformers_are_built() -> None:
     """Code that a folder brings along is not run, and a config of strangers breaks nothing."""
     for name in ("Evil", "AutoModel", "BertConfig", ["list"], None):
         with pytest.raises(ConfigError, match="does not have; code of the folder is not run"):
-            wiring.plan("hf", {"architectures": [name], "auto_map": {"AutoModel": "x.Evil"}})
+            wiring.plan("hf", {"architectures": [name], "auto_map": {"AutoModel": "x.Evil"}}, 10)
     with pytest.raises(ConfigError, match="cannot be built"):
-        wiring.plan("hf", {"architectures": ["BertModel"], "hidden_size": "wide"})
+        wiring.plan("hf", {"architectures": ["BertModel"], "hidden_size": "wide"}, 10)
 
 
 def test_names_are_matched_with_and_without_the_part_that_holds_them() -> None:

@@ -189,3 +189,35 @@ def test_a_check_of_safetensors_works_without_torch(clean: Path, option: list[st
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_an_empty_path_is_not_the_present_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """A variable of a job that was never set must not pass the gate."""
+    for given in (["check", ""], ["check", "x", "--against", ""]):
+        with pytest.raises(SystemExit) as end:
+            main(given)
+        assert end.value.code == 2
+        assert "it is empty; name a file or a folder" in capsys.readouterr().err
+
+
+def test_a_page_is_not_written_over_the_weights(
+    clean: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An option that was mixed up costs no model; an older page is replaced."""
+    before = clean.read_bytes()
+    assert main(["check", str(clean), "--out", str(clean)]) == 2
+    assert "exists and is no HTML page: not overwritten" in capsys.readouterr().err
+    assert clean.read_bytes() == before
+    page = tmp_path / "page.html"
+    for _ in range(2):
+        assert main(["check", str(clean), "--out", str(page)]) == 0
+
+
+def test_a_page_that_cannot_be_written_costs_no_finding(
+    bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are printed, and then the error says what could not be written, and why."""
+    assert main(["check", str(bad), "--json", "--out", str(tmp_path / "no" / "page.html")]) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["counts"]["critical"] == 1
+    assert "No such file or directory. The findings above hold." in shown.err
