@@ -134,13 +134,8 @@ class GraphReader:
         """Return everything about one node that a proof depends on."""
         name = _name(function)
         metadata = function._input_metadata
-        attrs = []
-        for setting, saved in self._settings.get(name, ()):
-            try:
-                attrs.append((setting, _plain(getattr(function, saved))))
-            except (AttributeError, RuntimeError):
-                # Another version of torch, or freed: the rule then finds the setting missing.
-                continue
+        wanted = self._settings.get(name)
+        attrs = tuple(_attributes(function, wanted)) if wanted else ()
         return (
             name,
             tuple(
@@ -149,12 +144,24 @@ class GraphReader:
                     for producer, output in before
                 ]
             ),
-            tuple([tuple(meta.shape) for meta in metadata]),
+            # Sizes are tuples; they are turned into plain ones where a graph is built.
+            tuple([meta.shape for meta in metadata]),
             metadata[0].dtype,
             metadata[0].device,
-            tuple(attrs),
+            attrs,
             id(function.variable) if name == LEAF else None,
         )
+
+
+def _attributes(function: Any, wanted: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
+    """Yield the recorded settings of a node."""
+    for setting, saved in wanted:
+        try:
+            value = getattr(function, saved)
+        except (AttributeError, RuntimeError):
+            # Another version of torch, or freed: the rule then finds the setting missing.
+            continue
+        yield setting, value if value is None or value is True or value is False else _plain(value)
 
 
 def read(
@@ -170,9 +177,11 @@ def _build(
     nodes: list[Node] = []
     parameters: dict[int, tuple[int, Tensor]] = {}
     users: list[list[Edge]] = [[] for _ in ordered]
+    sizes = [tuple(tuple(shape) for shape in row[2]) for row in rows]
     digest = hashlib.blake2b(digest_size=16)
     for i, (function, row) in enumerate(zip(ordered, rows, strict=True)):
-        name, edges, shapes, dtype, device, attrs, variable = row
+        name, edges, _, dtype, device, attrs, variable = row
+        shapes = sizes[i]
         for position, edge in enumerate(edges):
             if edge is not None:
                 users[edge[0]].append((i, position))
@@ -180,7 +189,7 @@ def _build(
         if variable is not None:
             parameter, _ = parameters.setdefault(variable, (len(parameters), function.variable))
         in_shapes = tuple(
-            rows[edge[0]][2][edge[1]] if edge is not None else shapes[0] for edge in edges
+            sizes[edge[0]][edge[1]] if edge is not None else shapes[0] for edge in edges
         )
         kind = str(dtype).rpartition(".")[2]
         nodes.append(

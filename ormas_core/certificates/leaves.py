@@ -22,6 +22,7 @@ from ormas_core.certificates.signs import Signs
 DENSE_ELEMENTS: Final = 1024
 """Parameters up to this size are read element by element, larger ones by rows and columns."""
 _SAMPLES: Final = (8, 64)
+_Compare = Callable[[Any, float], Part]
 _NUMPY: Final = frozenset({torch.float16, torch.float32, torch.float64})
 """Types that numpy has too."""
 
@@ -102,8 +103,8 @@ def read_all(
             small[key] = values.flatten()
         elif key not in signed:
             first[key] = _first_of_each(values)
-    neg, pos = (_compared(list(small.values()), one) for one in (np.less_equal, np.greater_equal))
-    zero = _compared([part for pair in first.values() for part in pair], np.equal)
+    neg, pos = _compared(list(small.values()), np.less_equal, np.greater_equal)
+    (zero,) = _compared([part for pair in first.values() for part in pair], np.equal)
     whole = dict(zip(small, zip(neg, pos, strict=True), strict=True))
     glanced = dict(zip(first, zip(zero[::2], zero[1::2], strict=True), strict=True))
     found = {}
@@ -134,20 +135,24 @@ def _first_of_each(values: Tensor) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _compared(tensors: Sequence[Tensor], compare: Callable[[Any, float], Part]) -> list[Part]:
-    """Compare flat tensors with zero on the host, with one copy for each device and type."""
+def _compared(tensors: Sequence[Tensor], *comparisons: _Compare) -> list[list[Part]]:
+    """Compare flat tensors with zero on the host, with one copy for each device and type.
+
+    Returns, for each comparison, the flags of each tensor.
+    """
     alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for number, tensor in enumerate(tensors):
         alike.setdefault((tensor.device, tensor.dtype), []).append(number)
-    found: list[Part] = [np.zeros(0, np.bool_)] * len(tensors)
+    found: list[list[Part]] = [[np.zeros(0, np.bool_)] * len(tensors) for _ in comparisons]
     for (_, dtype), numbers_ in alike.items():
         whole = torch.cat([tensors[number] for number in numbers_]).cpu()
         # numpy has no bfloat16, and float32 holds all of its values.
-        flags = compare((whole if dtype in _NUMPY else whole.float()).numpy(), 0.0)
-        end = 0
-        for number in numbers_:
-            start, end = end, end + tensors[number].shape[0]
-            found[number] = flags[start:end]
+        host = (whole if dtype in _NUMPY else whole.float()).numpy()
+        for compare, parts in zip(comparisons, found, strict=True):
+            flags, end = compare(host, 0.0), 0
+            for number in numbers_:
+                start, end = end, end + tensors[number].shape[0]
+                parts[number] = flags[start:end]
     return found
 
 
