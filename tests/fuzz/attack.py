@@ -3,7 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -49,6 +49,15 @@ class Tally:
     claims: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
+
+    def add(self, other: "Tally") -> None:
+        """Take in what another process did."""
+        for own in fields(self):
+            mine, theirs = getattr(self, own.name), getattr(other, own.name)
+            if isinstance(mine, Counter):
+                mine.update(theirs)
+            else:
+                setattr(self, own.name, mine + theirs)
 
 
 def optimizer_settings(rng: random.Random) -> tuple[type[Optimizer], dict[str, Any]]:

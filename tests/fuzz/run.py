@@ -1,26 +1,45 @@
 """`make fuzz N=10000`: the soundness fuzz at length."""
 
 import argparse
+import os
 import sys
 import time
+from multiprocessing import get_context
+from typing import Final
 
 import torch
 from fuzz.attack import Tally, fuzz_one
+
+_CHUNK: Final = 100
+_ENOUGH: Final = 50
+"""Counterexamples after which no more are looked for."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("networks", type=int)
     parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     asked = parser.parse_args()
-    torch.set_num_threads(1)
     tally, start = Tally(), time.perf_counter()
-    for seed in range(asked.first, asked.first + asked.networks):
-        fuzz_one(seed, tally)
-        if len(tally.violations) > 50:
-            break
+    last = asked.first + asked.networks
+    chunks = [range(seed, min(seed + _CHUNK, last)) for seed in range(asked.first, last, _CHUNK)]
+    # Forked processes would share torch's threads.
+    with get_context("spawn").Pool(asked.jobs, torch.set_num_threads, (1,)) as pool:
+        for part in pool.imap_unordered(attacked, chunks):
+            tally.add(part)
+            if len(tally.violations) > _ENOUGH:
+                break
     show(tally, time.perf_counter() - start)
     return 1 if tally.violations else 0
+
+
+def attacked(seeds: range) -> Tally:
+    """Attack the networks of some seeds."""
+    tally = Tally()
+    for seed in seeds:
+        fuzz_one(seed, tally)
+    return tally
 
 
 def say(text: str) -> None:
