@@ -55,7 +55,11 @@ def test_metrics_without_a_record_are_not_taken_over(
     assert verify_record(tmp_path / "run").complete
 
 
-@pytest.mark.parametrize("name", ["mo\\del.pt", os.fsdecode(b"mo\xffdel.pt"), "."])
+@pytest.mark.parametrize(
+    "name",
+    ["mo\\del.pt", os.fsdecode(b"mo\xffdel.pt"), "."],
+    ids=["backslash", "not UTF-8", "dot"],
+)
 def test_a_model_that_no_record_can_name_costs_its_binding_only(
     make: Make, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
