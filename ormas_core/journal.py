@@ -84,7 +84,9 @@ class Journal:
             try:
                 files = model_files(path, run)
             except Exception as failure:  # noqa: BLE001 - the end is written whatever a path is
-                _LOG.error("The model %s is not bound to the record: %s", path, failure)
+                _LOG.error(
+                    "The model %s is not bound to the record: %s", _legible(path), _legible(failure)
+                )
             else:
                 self.say(CheckpointSaved(step=steps, path=os.fspath(path), files=files))
         self.say(
@@ -140,3 +142,8 @@ def _leave(
     if facts.end is None:
         journal.end(facts.steps, facts.attempts, UNKNOWN)
         journal.close(facts.steps)
+
+
+def _legible(what: object) -> str:
+    """Return a text that every log can take: a file's name need not be UTF-8."""
+    return str(what).encode("utf-8", "backslashreplace").decode("utf-8")
