@@ -21,7 +21,6 @@ class MonitorOptions(TypedDict, total=False):
     patience: int
     sigma: float
     warmup: int
-    stop_on: str | Iterable[str]
     repair: bool | Literal["all"]
     scaler: Any
     sinks: Iterable[Sink]
@@ -30,6 +29,7 @@ class MonitorOptions(TypedDict, total=False):
     overwrite: bool
     verbose: bool
     resume: bool
+    stop_on: str | Iterable[str]
 
 
 SHORTCUTS: Final = ("layers", "check_every", "patience", "sigma", "warmup", "stop_on")

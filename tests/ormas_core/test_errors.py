@@ -28,6 +28,7 @@ def test_an_error_keeps_subject_and_message(cls: type[OrmasError]) -> None:
     ("name", "base"),
     [
         ("CertifyError", ValueError),
+        ("CheckpointError", ValueError),
         ("ConfigError", ValueError),
         ("UnknownOptionError", TypeError),
         ("LayerPatternError", ValueError),
@@ -42,7 +43,7 @@ def test_an_error_is_of_the_kind_python_raises(name: str, base: type[Exception])
     """So that code which knows nothing of this package can catch it."""
     assert issubclass(getattr(errors, name), (base, OrmasError))
     assert base in getattr(errors, name).__mro__
-    assert len(CLASSES) == 11
+    assert len(CLASSES) == 12
 
 
 def test_a_missing_extra_says_how_to_install_it() -> None:

@@ -29,6 +29,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("sigma", float("nan")),
     ("sigma", "2.5"),
     ("warmup", 1),
+    ("stop_on", ("nothing that is ever said",)),
     ("repair", "some"),
     ("repair", 0),
     ("repair", None),
@@ -133,7 +134,7 @@ def test_the_options_are_the_monitors_keywords() -> None:
 def test_the_monitors_defaults_are_the_configs() -> None:
     """A shortcut at its default must mean that it was not given."""
     parameters = inspect.signature(Monitor).parameters
-    for name in ("layers", "check_every", "patience", "sigma", "warmup"):
+    for name in ("layers", "check_every", "patience", "sigma", "warmup", "stop_on"):
         assert parameters[name].default == getattr(MonitorConfig(), name)
     assert parameters["out"].default == DEFAULT_OUT
 

@@ -51,7 +51,7 @@ def test_the_mlflow_tags_are_those_of_the_record(demo_run: tuple[Path, str]) -> 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder / 'mlflow.db'}")
     experiments = [e.experiment_id for e in client.search_experiments()]
     (found,) = client.search_runs(
-        experiments, filter_string="tags.`ormas.status` = 'problem' and tags.`ormas.alarms` = '2'"
+        experiments, filter_string="tags.`ormas.status` = 'problem' and tags.`ormas.alarms` = '3'"
     )
     assert found.data.tags["ormas.record.head"] == verify_record(folder).head
     assert found.data.tags["ormas.alarm.block3.conv"].startswith("exploding at step 80")
@@ -74,8 +74,8 @@ def facts(demo_run: tuple[Path, str]) -> RunFacts:
 def test_a_fault_that_is_not_named_right_fails_the_demo(case: str, facts: RunFacts) -> None:
     """A missing, misplaced, additional or premature alarm is no success."""
     assert all(row.found for row in demo._rows("lightning", facts))
-    first, second = facts.alarms
-    assert isinstance(first, Alarm)
+    # The layer that explodes also takes the norm that is left after clipping: an alarm apart.
+    first, second = (alarm for alarm in facts.alarms if isinstance(alarm, Alarm))
     assert first.step >= demo_training.FAULTS[0].step
     changed = {
         "missing": (second,),
