@@ -129,9 +129,11 @@ ENDINGS = {
     ),
     "used while the interpreter closes": (
         (
-            "class Late:\n    def __del__(self):\n        monitor.step(1.0)\n"
-            "        monitor.close()\n"
-            "monitor = start()\ntrain(monitor, 14)\nlate = Late()\nsys.modules['late'] = late"
+            # It holds the monitor itself: names of a module may be gone before it is.
+            "class Late:\n    def __del__(self):\n        self.monitor.step(1.0)\n"
+            "        self.monitor.close()\n"
+            "late = Late()\nlate.monitor = start()\ntrain(late.monitor, 14)\n"
+            "sys.modules['late'] = late"
         ),
         0,
         "unknown",
