@@ -1,4 +1,4 @@
-"""Packages that people use with Lightning, and that the oldest versions do not have: bitsandbytes."""
+"""Packages that people use with Lightning and that the oldest versions lack: bitsandbytes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What people do to a model before Lightning trains it: recompute, compile, tie, adapt, penalise."""
+"""What people do to a model before Lightning trains it: compile, tie, adapt, penalise."""
 
 from collections.abc import Callable
 from pathlib import Path
