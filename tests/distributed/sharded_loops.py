@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import torch
 from ranks_support import Seat
 from support import ToyNet, loader, plain_loop, sgd
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from ormas_core import Monitor
@@ -35,21 +34,34 @@ def values(model: nn.Module) -> dict[str, list[float]]:
     }
 
 
-def train_sharded(seat: Seat, folder: Path, columns: bool) -> list[dict[str, list[float]]]:
-    """Train without a monitor and with one; return the weights of both."""
-    found = []
-    for watched in (False, True):
-        net = ToyNet()
-        mesh = init_device_mesh("cpu", (seat.world_size,))
-        shard(net, mesh, columns=columns)
-        assert isinstance(net.fc1.weight, DTensor)
-        optimizer = sgd(net)
-        batches = list(loader(4))
-        if watched:
-            with Monitor(net, optimizer, out=folder / "run", check_every=1) as monitor:
-                plain_loop(net, monitor.step, batches, optimizer)
-        else:
-            plain_loop(net, lambda loss: None, batches, optimizer)
-        torch.distributed.barrier()
-        found.append(values(net))
+def train_sharded(seat: Seat, folder: Path) -> dict[str, list[dict[str, list[float]]]]:
+    """Train both kinds, without a monitor and with one; return the weights of each."""
+    mesh = init_device_mesh("cpu", (seat.world_size,))
+    found: dict[str, list[dict[str, list[float]]]] = {"fsdp2": [], "columns": []}
+    for kind, weights in found.items():
+        for watched in (False, True):
+            net = ToyNet()
+            shard(net, mesh, columns=kind == "columns")
+            assert isinstance(net.fc1.weight, DTensor)
+            optimizer, batches = sgd(net), list(loader(4))
+            if watched:
+                with Monitor(net, optimizer, out=folder / kind, check_every=1) as monitor:
+                    plain_loop(net, monitor.step, batches, optimizer)
+            else:
+                plain_loop(net, lambda loss: None, batches, optimizer)
+            weights.append(values(net))
     return found
+
+
+def give_a_sharded_loss(seat: Seat, folder: Path) -> None:
+    """Train with a loss that is itself spread over the processes."""
+    mesh = init_device_mesh("cpu", (seat.world_size,))
+    net = ToyNet()
+    optimizer = sgd(net)
+    with Monitor(net, optimizer, out=folder / "run", check_every=1) as monitor:
+        for batch in loader(4):
+            optimizer.zero_grad()
+            loss = net(**batch)["loss"]
+            loss.backward()
+            monitor.step(DTensor.from_local(loss.detach(), mesh, [Partial()]))
+            optimizer.step()
