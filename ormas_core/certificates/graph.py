@@ -235,10 +235,11 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 def is_here(parameter: Tensor) -> bool:
     """Whether all values of a parameter are in this process now.
 
-    Not those of a DTensor; nor those of the stand-in that FSDP puts into the graph and frees after
-    the backward pass, of which every reading is one of memory that is not its own.
+    Not those of a DTensor or of FSDP1's flat parameter; nor those of the stand-in that FSDP2 puts
+    into the graph and frees after the backward pass, of which every reading is one of memory that
+    is not its own.
     """
-    if hasattr(parameter, "_local_tensor"):
+    if hasattr(parameter, "_local_tensor") or hasattr(parameter, "_is_flat_param"):
         return False
     return parameter.numel() == 0 or parameter.untyped_storage().nbytes() > 0
 

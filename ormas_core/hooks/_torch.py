@@ -50,6 +50,20 @@ def is_sharded(parameter: Tensor) -> bool:
     return hasattr(parameter, "_local_tensor") or hasattr(parameter, "_is_flat_param")
 
 
+def flattened(model: nn.Module) -> frozenset[int]:
+    """Return the ids of the parameters of which FSDP1 leaves this process its part alone.
+
+    Their own tensors do not show it: each is a view into the part of a flat one.
+    """
+    handles = [getattr(module, "_handle", None) for module in model.modules()]
+    flat = [
+        getattr(handle, "flat_param", None)
+        for handle in handles
+        if getattr(handle, "uses_sharded_strategy", False)
+    ]
+    return frozenset(id(p) for one in flat for p in getattr(one, "_params", None) or ())
+
+
 def is_transformed(tensor: Tensor) -> bool:
     """Whether the tensor lives only inside a functorch transform, such as `torch.func.vmap`."""
     try:

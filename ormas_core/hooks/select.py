@@ -134,6 +134,7 @@ def select(
     if patterns is not None and not layers:
         raise LayerPatternError(", ".join(patterns), _no_match(patterns, owners))
     watched = {layer.name for layer in layers}
+    flattened = _torch.flattened(model)
     modules = tuple(
         (name, module)
         for name, module in named
@@ -148,7 +149,10 @@ def select(
         sharded=tuple(
             layer.name
             for layer in layers
-            if any(_torch.is_sharded(p) for p in layer.module.parameters(recurse=False))
+            if any(
+                _torch.is_sharded(p) or id(p) in flattened
+                for p in layer.module.parameters(recurse=False)
+            )
         ),
         tied=tuple(_tied(layers)),
         unmatched=tuple(

@@ -1,13 +1,13 @@
 """Loops over models whose parameters are spread over two processes, with a monitor and without."""
 
 from pathlib import Path
-from typing import Any
 
+import torch
 from ranks_support import Seat
 from support import ToyNet, loader, plain_loop, sgd
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -16,17 +16,32 @@ from ormas_core import Monitor
 LAYERS = ("fc1", "fc2", "fc3")
 
 
-def shard(model: nn.Module, mesh: Any, *, columns: bool) -> None:
-    """Spread the toy's layers: all of them by FSDP2, or the first two by columns and rows."""
-    if columns:
-        plan = {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()}
-        parallelize_module(model, mesh, plan)
-    else:
-        for name in LAYERS:
-            fully_shard(getattr(model, name), mesh=mesh)
+def by_fsdp1(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Spread all parameters as views into a flat one, which they do not show themselves."""
+    wrapped: nn.Module = FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=True
+    )
+    return wrapped
 
 
-def values(model: nn.Module) -> dict[str, list[float]]:
+def by_fsdp2(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Spread each layer of the toy."""
+    for name in LAYERS:
+        fully_shard(getattr(model, name), mesh=mesh)
+    assert isinstance(model.get_parameter("fc1.weight"), DTensor)
+    return model
+
+
+def by_columns(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Spread the first layer by columns and the second by rows; the third is whole."""
+    return parallelize_module(model, mesh, {"fc1": ColwiseParallel(), "fc2": RowwiseParallel()})
+
+
+KINDS = (by_fsdp1, by_fsdp2, by_columns)
+Weights = dict[str, list[float]]
+
+
+def values(model: nn.Module) -> Weights:
     """Return all weights of a model that may be sharded; every rank must call it."""
     return {
         name: (value.full_tensor() if isinstance(value, DTensor) else value).flatten().tolist()
@@ -34,22 +49,22 @@ def values(model: nn.Module) -> dict[str, list[float]]:
     }
 
 
-def train_sharded(seat: Seat, folder: Path) -> dict[str, list[dict[str, list[float]]]]:
-    """Train both kinds, without a monitor and with one; return the weights of each."""
+def train_sharded(seat: Seat, folder: Path) -> list[tuple[Weights, Weights]]:
+    """Train each kind, without a monitor and with one; return the weights of both."""
     mesh = init_device_mesh("cpu", (seat.world_size,))
-    found: dict[str, list[dict[str, list[float]]]] = {"fsdp2": [], "columns": []}
-    for kind, weights in found.items():
+    found = []
+    for kind in KINDS:
+        both = []
         for watched in (False, True):
-            net = ToyNet()
-            shard(net, mesh, columns=kind == "columns")
-            assert isinstance(net.fc1.weight, DTensor)
+            net = kind(ToyNet(), mesh)
             optimizer, batches = sgd(net), list(loader(4))
             if watched:
-                with Monitor(net, optimizer, out=folder / kind, check_every=1) as monitor:
+                with Monitor(net, optimizer, out=folder / kind.__name__, check_every=1) as monitor:
                     plain_loop(net, monitor.step, batches, optimizer)
             else:
                 plain_loop(net, lambda loss: None, batches, optimizer)
-            weights.append(values(net))
+            both.append(values(net))
+        found.append((both[0], both[1]))
     return found
 
 

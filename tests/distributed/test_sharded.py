@@ -50,12 +50,16 @@ def assert_said(run: Path, whole: tuple[str, ...] = ()) -> None:
 
 
 def test_a_sharded_loop_is_not_disturbed(tmp_path: Path) -> None:
-    """By FSDP2, or by columns and rows: the same weights as without, whole layers are read."""
+    """By FSDP, old and new, or tensor parallel: the weights are those without a monitor.
+
+    Layers that are whole are read, and no others.
+    """
     for found in run_ranks(train_sharded, tmp_path):
-        for bare, watched in found.values():
+        for bare, watched in found:
             assert bare == watched
-    assert_said(tmp_path / "fsdp2")
-    assert_said(tmp_path / "columns", whole=LAYERS[2:])
+    assert_said(tmp_path / "by_fsdp1")
+    assert_said(tmp_path / "by_fsdp2")
+    assert_said(tmp_path / "by_columns", whole=LAYERS[2:])
 
 
 def test_a_sharded_loss_is_refused_with_what_to_do(tmp_path: Path) -> None:

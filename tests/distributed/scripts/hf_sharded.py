@@ -5,7 +5,7 @@ from pathlib import Path
 import torch.distributed as dist
 from causal_support import tiny_llama, token_rows
 from ranks_support import script_main
-from sharded_loops import values
+from sharded_loops import Weights, values
 from support import hf_arguments, hf_trainer
 from torch.distributed.tensor import DTensor
 from transformers import LlamaForCausalLM
@@ -16,7 +16,7 @@ from ormas_hf import HFMonitorCallback
 STEPS = 4
 
 
-def main(folder: Path) -> list[dict[str, list[float]]]:
+def main(folder: Path) -> list[Weights]:
     """Train twice, and return the weights of both."""
     weights = []
     dist.init_process_group("gloo")

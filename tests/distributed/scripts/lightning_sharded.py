@@ -4,7 +4,7 @@ from pathlib import Path
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 from ranks_support import script_main
-from sharded_loops import shard, values
+from sharded_loops import Weights, by_fsdp2, values
 from support import lightning_net, lightning_trainer, loader
 from torch.distributed.tensor import DTensor
 
@@ -18,10 +18,10 @@ class Net(type(lightning_net())):  # type: ignore[misc]
 
     def configure_model(self) -> None:
         if not isinstance(self.fc1.weight, DTensor):
-            shard(self, self.device_mesh["data_parallel"], columns=False)
+            by_fsdp2(self, self.device_mesh["data_parallel"])
 
 
-def main(folder: Path) -> list[dict[str, list[float]]]:
+def main(folder: Path) -> list[Weights]:
     """Fit twice, and return the weights of both."""
     weights = []
     callback = LightningMonitorCallback(out=folder / "run", check_every=1, verbose=False)
