@@ -93,9 +93,8 @@ class Sightings:
         self._warmup = warmup
         self._compiled = bool(selection.compiled)
         self._experts = {group.container for group in selection.experts if group.named}
-        readable = [ly for ly in selection.layers if ly.name not in selection.sharded]
         # Layers that could have a gradient -> checks in which they had one that is not zero.
-        self._seen = {ly.name: 0 for ly in readable if next(ly.trainable(), None) is not None}
+        self._seen = {layer.name: 0 for layer, own in selection.readable() if own}
         self._trainable: frozenset[str] = frozenset(self._seen)
         self._measured: set[str] = set()
         self._called: set[str] = set()

@@ -108,7 +108,7 @@ class Monitor:
         lines = first_lines(selection, host, optimizers, scaler, ranks.world_size())
         self._sightings = Sightings(lines, selection, self.config.warmup, host.loss_hint)
         self._emit(Manifest(step=0, mechanisms=lines))
-        for event in collector.first_events():
+        for event in self._stopping.remember(collector.first_events()):
             self._emit(event)
         lanes = self._lanes if len(optimizers) > 1 else None
         self._memory = Memory(self._journal, self._alarms, collector.ledger, self._sightings, lanes)

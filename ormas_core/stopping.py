@@ -22,6 +22,13 @@ class Stopping:
         self._stop_on = tuple(stop_on)
         self._agreement = ranks.Agreement()
         self._said = False
+        self._early: set[str] = set()
+
+    def remember(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Yield what is said before the first check, where a reason among it will count."""
+        for event in events:
+            self._early.update(_names(event))
+            yield event
 
     def check(self, step: int, events: Iterable[Event]) -> Iterator[StopRequested]:
         """Yield the request to stop, once, if an event of this check is a reason on any rank.
@@ -30,7 +37,7 @@ class Stopping:
         """
         if not self._stop_on or self._said:
             return
-        own = {name for event in events for name in _names(event)}
+        own = self._early.union(name for event in events for name in _names(event))
         every = self._agreement.gather(bytes(name in own for name in self._stop_on))
         if every is None or not any(map(any, every)):
             return

@@ -37,6 +37,7 @@ STOP_REASONS: Final = (
     "no_gradients",
     "nonfinite_gradient",
     "nonfinite_loss",
+    "nonfinite_state",
     "not_learning",
     "switched_to_eval",
 )

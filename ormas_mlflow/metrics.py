@@ -25,7 +25,7 @@ class MetricValue(NamedTuple):
 
 
 class RunMetrics:
-    """The points of one segment's curves.
+    """The points of one segment's curves; several optimizers that step apart have each their own.
 
     They are placed at the `step` of the measurement. Where that would repeat, because a scaler
     skips updates, they are placed at its `attempt`, so that no two checks share a place.
@@ -48,8 +48,9 @@ class RunMetrics:
             GRADIENT_NORM: math.hypot(*finite) if finite else None,
             WITHOUT_GRADIENT: float(sum(not norm for norm in event.norms)),
         }
+        lane = f".{event.lane.replace(':', '_')}" if event.lane else ""  # a colon may be refused
         return [
-            MetricValue(key, float(value), event.time_ns // 1_000_000, step)
+            MetricValue(f"{key}{lane}", float(value), event.time_ns // 1_000_000, step)
             for key, value in values.items()
             if value is not None and math.isfinite(value)
         ]

@@ -90,8 +90,7 @@ class RunTags:
         self._segment = ""
         self._anchors = _Anchors("")
         self._histories: defaultdict[str, _History] = defaultdict(_History)
-        self._open_layers: dict[str, _Episode] = {}
-        self._open_spike: _Episode | None = None
+        self._open: dict[tuple[str, str], _Episode] = {}  # by lane and key
 
     def update(self, event: Event) -> dict[str, str]:
         """Take the next event and return the tags it changes."""
@@ -110,34 +109,34 @@ class RunTags:
             case RunStart():
                 return self._begin(event)
             case Alarm():
-                self._open_layers[event.layer] = episode = self._episode(_alarm(event), event.step)
-                return self._note(alarm_key(event.layer), episode)
+                return self._note(alarm_key(event.layer), event, _alarm(event), stays_open=True)
             case NonfiniteGradient():
-                episode = self._episode(_nonfinite(event), event.step)
-                return self._note(alarm_key(event.layer), episode)
+                return self._note(alarm_key(event.layer), event, _nonfinite(event))
             case AlarmCleared():
-                cleared = self._open_layers.pop(event.layer, None)
-                return self._end(alarm_key(event.layer), cleared, f"cleared at step {event.step}")
-            case LossSpike() | LossRecovered() | NonfiniteLoss():
-                return self._loss(event)
+                return self._end(alarm_key(event.layer), event, "cleared")
+            case LossSpike():
+                found = "spike", f"{event.value:.4g}, normal {event.normal:.4g}"
+                return self._note(LOSS, event, found, stays_open=True)
+            case LossRecovered():
+                return self._end(LOSS, event, "recovered")
+            case NonfiniteLoss():
+                return self._note(LOSS, event, ("nonfinite", f"{event.value}"))
             case NonfiniteState():
                 count = event.layers[0]
                 text = f"{count.nan} NaN and {count.inf} Inf before the first step"
                 found = _named(count.layer, "nonfinite"), text
-                return self._note(alarm_key(count.layer), self._episode(found, event.step))
+                return self._note(alarm_key(count.layer), event, found)
             case SwitchedToEval():
                 found = _named(event.modules[0], "in evaluation mode"), ", ".join(event.modules)
-                return self._note(alarm_key(event.modules[0]), self._episode(found, event.step))
+                return self._note(alarm_key(event.modules[0]), event, found)
             case ClipStarvation():
-                episode = self._episode(_clipped(event), event.step)
-                return self._note(alarm_key(event.layer), episode)
+                return self._note(alarm_key(event.layer), event, _clipped(event))
             case ExpertsStarving():
-                episode = self._episode(_starving(event), event.step)
-                return self._note(alarm_key(event.container), episode)
+                return self._note(alarm_key(event.container), event, _starving(event))
             case GradientSlope():
-                return self._note(GRADIENT_SLOPE, self._episode(_slope(event), event.step))
+                return self._note(GRADIENT_SLOPE, event, _slope(event))
             case NotLearning():
-                return self._note(NOT_LEARNING, self._episode(_not_learning(event), event.step))
+                return self._note(NOT_LEARNING, event, _not_learning(event))
             case Anchor():
                 return {RECORD_HEAD: event.head, **self._anchors.add(event)}
             case RunEnd():
@@ -147,8 +146,7 @@ class RunTags:
 
     def _begin(self, event: RunStart) -> dict[str, str]:
         self._segment = f" of segment {event.segment}" if event.segment else ""
-        self._open_layers.clear()
-        self._open_spike = None
+        self._open.clear()
         if self._anchors.run_id != event.run_id:
             self._anchors = _Anchors(event.run_id)
         # The verdict of an earlier segment waits for the end of this one.
@@ -158,28 +156,23 @@ class RunTags:
             RUN_ID: event.run_id,
         }
 
-    def _loss(self, event: LossSpike | LossRecovered | NonfiniteLoss) -> dict[str, str]:
-        if isinstance(event, LossRecovered):
-            over, self._open_spike = self._open_spike, None
-            return self._end(LOSS, over, f"recovered at step {event.step}")
-        if isinstance(event, NonfiniteLoss):
-            return self._note(LOSS, self._episode(("nonfinite", f"{event.value}"), event.step))
-        found = ("spike", f"{event.value:.4g}, normal {event.normal:.4g}")
-        self._open_spike = self._episode(found, event.step)
-        return self._note(LOSS, self._open_spike)
-
-    def _episode(self, found: tuple[str, str], step: int) -> "_Episode":
+    def _note(
+        self, key: str, event: Event, found: tuple[str, str], *, stays_open: bool = False
+    ) -> dict[str, str]:
+        """Add an episode; one that stays open ends with another event of its optimizer."""
         what, text = found
-        return _Episode(_shown(f"{what} at step {step}{self._segment}: {text}"))
-
-    def _note(self, key: str, episode: "_Episode") -> dict[str, str]:
+        lane = f" ({event.lane})" if event.lane else ""
+        episode = _Episode(_shown(f"{what} at step {event.step}{self._segment}{lane}: {text}"))
         self._histories[key].add(episode)
+        if stays_open:
+            self._open[event.lane, key] = episode
         return {key: self._histories[key].text()}
 
-    def _end(self, key: str, episode: "_Episode | None", how: str) -> dict[str, str]:
+    def _end(self, key: str, event: Event, how: str) -> dict[str, str]:
+        episode = self._open.pop((event.lane, key), None)
         if episode is None:
             return {}
-        episode.end = f" ({how}{self._segment})"
+        episode.end = f" ({how} at step {event.step}{self._segment})"
         return {key: self._histories[key].text()}
 
 

@@ -3,15 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import torch
-from support import of
-from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback
+from causal_support import tiny_llama, token_rows
+from support import layer_norms, of
+from transformers import TrainerCallback
 
 from ormas_core import MemorySink
 from ormas_hf import HFMonitorCallback
 
-__all__ = ["Logged", "make", "of", "tiny_llama", "token_rows"]
+__all__ = ["Logged", "layer_norms", "make", "of", "tiny_llama", "token_rows"]
 
 
 def make(folder: Path, **options: Any) -> tuple[HFMonitorCallback, MemorySink]:
@@ -31,24 +30,3 @@ class Logged(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
         if self.name in logs:
             self.values.append(float(logs[self.name]))
-
-
-def tiny_llama(**changes: Any) -> LlamaForCausalLM:
-    """Return a causal model of random weights, the same every time."""
-    torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "vocab_size": 32,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 16,
-    }
-    return LlamaForCausalLM(LlamaConfig(**{**settings, **changes}))
-
-
-def token_rows(rows: int = 16, length: int = 8) -> list[dict[str, Tensor]]:
-    """Return random tokens with themselves as labels."""
-    generator = torch.Generator().manual_seed(0)
-    tokens = [torch.randint(0, 32, (length,), generator=generator) for _ in range(rows)]
-    return [{"input_ids": row, "labels": row} for row in tokens]

@@ -1,14 +1,24 @@
 """What several tests of the Lightning callback share; no test."""
 
+import math
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from lightning.pytorch import LightningModule
-from support import FEATURES, lightning_net, toy_loss
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.utilities import grad_norm
+from support import FEATURES, layer_norms, lightning_net, lightning_trainer, loader, of, toy_loss
 from torch import Tensor, nn
 
-from ormas_core import MemorySink
+from ormas_core import (
+    Certificate,
+    CertificateRefused,
+    Measurement,
+    MemorySink,
+    MonitorError,
+    Stage,
+)
 from ormas_lightning import LightningMonitorCallback
 
 
@@ -32,6 +42,42 @@ def scaled_step(factors: dict[int, float]) -> Any:
         return toy_loss(self, **batch) * factors.get(batch_idx, 1.0)
 
     return training_step
+
+
+class Totals(Callback):
+    """Keeps the total norm that Lightning itself finds before it clips."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_before_optimizer_step(
+        self, trainer: Any, pl_module: LightningModule, optimizer: Any
+    ) -> None:
+        self.values.append(float(grad_norm(pl_module, norm_type=2)["grad_2.0_norm_total"]))
+
+
+def clipped_fit(folder: Path, net: Any, data: Any = None, clip: float = 1e-2) -> MemorySink:
+    """Fit with clipping; norms and clip factors must be those that Lightning has itself."""
+    callback, sink = make(folder)
+    totals = Totals()
+    trainer = lightning_trainer(folder, [callback, totals], gradient_clip_val=clip)
+    trainer.fit(net, loader(4) if data is None else data)
+    found = [math.hypot(*(norm for norm in norms.values() if norm)) for norms in layer_norms(sink)]
+    assert len(found) == trainer.global_step
+    assert found == pytest.approx(totals.values, rel=1e-4)
+    seen = of(sink, Measurement)
+    assert {m.stage for m in seen} == {Stage.PRE_CLIP}
+    factors = [min(1.0, clip / total) for total in totals.values]
+    assert [m.clip_factor for m in seen] == pytest.approx(factors, rel=1e-3)
+    assert not of(sink, MonitorError)
+    return sink
+
+
+def assert_closed_now_at_most(sink: MemorySink, optimizer: str) -> None:
+    """Nothing is certified for longer than now, and the refusal names the optimizer."""
+    assert {c.cls.value for c in of(sink, Certificate)} <= {"closed_now"}
+    reasons = [refused.reason for refused in of(sink, CertificateRefused) if refused.layer == "fc1"]
+    assert any(optimizer in reason for reason in reasons), reasons
 
 
 class Gan(LightningModule):

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import connection
@@ -214,10 +214,10 @@ def run_script(
         shutil.rmtree(handover, ignore_errors=True)
 
 
-def script_main(main: Callable[..., Mapping[str, Any]]) -> NoReturn:
+def script_main(main: Callable[..., Any]) -> NoReturn:
     """Run `main(folder, *arguments)` as one rank of a script, hand over its result and end.
 
-    `main` must leave the process group as it is.
+    `main` returns plain values, and must leave the process group as it is.
     """
     folder = Path(sys.argv[1])
     code = 1

@@ -176,3 +176,16 @@ def lightning_trainer(folder: Path, callbacks: Sequence[Any] = (), **changes: An
 def of(sink: Any, kind: type) -> list[Any]:
     """Return the events of a kind that a memory sink has."""
     return [event for event in sink.events if isinstance(event, kind)]
+
+
+def layer_norms(sink: Any) -> list[dict[str, float | None]]:
+    """Return the norms of each check that a memory sink has, by layer."""
+    from ormas_core import Measurement
+
+    return [dict(zip(m.layers, m.norms, strict=True)) for m in of(sink, Measurement)]
+
+
+def kill_unit(module: Any) -> None:
+    """Make the first unit of fc1 one that no input opens and no gradient reaches."""
+    with torch.no_grad():
+        module.fc1.bias[0], module.fc1.weight[0], module.fc2.weight[:, 0] = -1e6, 0.0, 0.0

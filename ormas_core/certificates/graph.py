@@ -232,6 +232,17 @@ def has_gradient_hook(parameter: Tensor) -> bool:
     return any(not isinstance(hook, CountingHook) for hook in hooks)
 
 
+def is_here(parameter: Tensor) -> bool:
+    """Whether all values of a parameter are in this process now.
+
+    Not those of a DTensor; nor those of the stand-in that FSDP puts into the graph and frees after
+    the backward pass, of which every reading is one of memory that is not its own.
+    """
+    if hasattr(parameter, "_local_tensor"):
+        return False
+    return parameter.numel() == 0 or parameter.untyped_storage().nbytes() > 0
+
+
 def parameters_in(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield a module's own parameters by name; torch's own iterator takes ten times as long."""
     for name, parameter in module._parameters.items():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ormas_core.certificates import norm_limits
 from ormas_core.certificates.contradictions import Proofs, contradicted
-from ormas_core.certificates.graph import CountingHook, Graph
+from ormas_core.certificates.graph import CountingHook, Graph, is_here
 from ormas_core.certificates.limits import MARGINS
 from ormas_core.certificates.ownership import Owner
 from ormas_core.certificates.place import Place
@@ -53,6 +53,16 @@ class Evidence:
             for condition in claim.conditions
             if condition.name in MARGINS
         )
+
+
+def unprovable(graphs: Iterable[Graph]) -> str:
+    """Return why nothing can be said of a step with these graphs; empty if something can."""
+    parameters = [one for graph in graphs for one in graph.parameters]
+    if not parameters:
+        return "no loss with a graph was given"
+    if all(map(is_here, parameters)):
+        return ""
+    return "sharded: this process holds only a part of the parameters behind the loss"
 
 
 class AccumulationCounter:

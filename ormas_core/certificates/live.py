@@ -17,7 +17,7 @@ from ormas_core.certificates.engine import (
     read_values,
 )
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
-from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken
+from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken, unprovable
 from ormas_core.certificates.limits import MARGINS
 from ormas_core.certificates.ownership import Owner, owners
 from ormas_core.certificates.place import Place
@@ -147,7 +147,7 @@ class CertificateWatch:
 
         Without the graph of every micro-batch nothing can be said of a step.
         """
-        return self._unread or ("" if self._graphs else "no loss with a graph was given")
+        return self._unread or unprovable(self._graphs)
 
     @property
     def watched_inputs(self) -> frozenset[str]:

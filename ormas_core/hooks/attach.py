@@ -110,6 +110,8 @@ class ForwardWatch:
         if not _torch.in_backward():
             self._calls += 1
             self.order[name] = self._calls
+        if any(map(_torch.is_sharded, tensors)):
+            raise ValueError("its output is sharded: this process holds only a part of it")
         self.rows.note(name, tensors)
         for tensor in tensors:
             if tensor.grad_fn is not None and tensor.is_floating_point():
@@ -121,7 +123,7 @@ class ForwardWatch:
             self._note_input(name, inputs[0])
 
     def _note_input(self, name: str, value: Tensor) -> None:
-        if _torch.is_transformed(value):
+        if _torch.is_transformed(value) or _torch.is_sharded(value):
             return
         peak = magnitude(value.detach())
         before = self.input_peak.get(name)

@@ -78,7 +78,6 @@ class Collector:
         self._host = host
         # The total norm is that of all parameters that the optimizer moves.
         self._whole = len(selection.layers) == len(selection.owners) and not selection.sharded
-        self._sharded = frozenset(selection.sharded)
         # A process-wide hook is a reason for compiled code to be compiled again: stay away from it.
         self.watch = ForwardWatch(
             () if selection.compiled else selection.modules,
@@ -148,18 +147,10 @@ class Collector:
     def _gradients(self, stage: Stage, lane: Lane) -> _Gradients:
         found = _Gradients(stage=self._stage(stage, lane.optimizer))
         owned = lane.parameters()
-        seen: set[int] = set()
-        for layer in self._selection.layers:
-            if layer.name in self._sharded:
-                continue
-            own = [
-                p
-                for p in layer.trainable()
-                if id(p) not in seen and (owned is None or id(p) in owned)
-            ]
+        for layer, trainable in self._selection.readable():
+            own = [p for p in trainable if owned is None or id(p) in owned]
             if not own:
                 continue
-            seen.update(id(p) for p in own)
             try:
                 values = [statistics.gradient_values(p.grad) for p in own if p.grad is not None]
             except (RuntimeError, NotImplementedError) as error:  # a layout that torch cannot open

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ormas_core.hooks import _torch
 from ormas_core.hooks.gather import Gather
 from ormas_core.hooks.statistics import wide
 
@@ -63,6 +64,9 @@ class LossNotes:
             self._notes.append(_Note(value, reduction, scaled, fallback))
 
     def _reduce(self, loss: Tensor) -> Tensor | None:
+        if _torch.is_sharded(loss):
+            self.problem = "the loss given is sharded over processes: pass loss.full_tensor()"
+            return None
         if loss.layout is not torch.strided:
             loss = loss.to_dense()
         if loss.numel() == 0 or loss.is_complex():

@@ -64,6 +64,18 @@ class Selection:
     experts: tuple[ExpertGroup, ...]
     fused: tuple[str, ...]
 
+    def readable(self) -> Iterator[tuple[WatchedLayer, list[Tensor]]]:
+        """Yield each watched layer that is whole in this process with its trainable parameters.
+
+        Without those that a layer before it has too.
+        """
+        seen, sharded = set[int](), frozenset(self.sharded)
+        for layer in self.layers:
+            if layer.name not in sharded:
+                own = [p for p in layer.trainable() if id(p) not in seen]
+                seen.update(map(id, own))
+                yield layer, own
+
     def sizes(self) -> tuple[int, int]:
         """Return the number of parameter elements of the model, and of those that are trainable."""
         parameters = [p for p in self.model.parameters() if not nn.parameter.is_lazy(p)]
@@ -153,6 +165,8 @@ def _unique(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Return all modules under distinct names; the model itself is called by its class."""
     found: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
+        if _torch.compiled_inner(module) is not None:
+            continue  # the user's own module comes next, under the same name
         own = _clean(name) or type(model).__name__
         while own in found or (module is model and hasattr(model, own)):
             own += "'"
@@ -185,13 +199,8 @@ def _surrounds(name: str, module: nn.Module, root: nn.Module, watched: set[str])
 
 
 def _compiled(model: nn.Module, named: Sequence[tuple[str, nn.Module]]) -> tuple[str, ...]:
-    found = [name for name, module in named if _torch.is_compiled(module)]
-    wrapper: nn.Module | None = model
-    while wrapper is not None and wrapper is not unwrap(model):
-        if _torch.is_compiled(wrapper):
-            return (type(unwrap(model)).__name__, *found)
-        wrapper = getattr(wrapper, "module", None)
-    return tuple(found)
+    found = {id(unwrap(module)) for module in model.modules() if _torch.is_compiled(module)}
+    return tuple(name for name, module in named if id(module) in found)
 
 
 def _tied(layers: Sequence[WatchedLayer]) -> Iterator[tuple[str, str]]:

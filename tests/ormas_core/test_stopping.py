@@ -87,3 +87,20 @@ def test_ranks_that_cannot_ask_each_other_do_not_stop_alone(
     assert line.state.value == "off"
     assert "there is no process group" in line.reason
     assert not torch.distributed.is_initialized()
+
+
+def test_a_model_that_is_nan_from_the_start_stops_at_the_first_check(tmp_path: Path) -> None:
+    """What was said before the first step is a reason like any other, before any update."""
+    net, sink = ToyNet(), MemorySink()
+    with torch.no_grad():
+        net.fc3.weight[0, 0] = math.nan
+    optimizer = sgd(net)
+    with Monitor(
+        net, optimizer, out=tmp_path, sinks=[sink], stop_on="nonfinite_state", verbose=False
+    ) as monitor:
+        assert not monitor.should_stop
+        net(**next(iter(loader())))["loss"].backward()
+        monitor.step()
+        assert monitor.should_stop
+    (found,) = of(sink, StopRequested)
+    assert (found.step, found.reasons) == (0, ("nonfinite_state",))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hf_support import Logged, make, of, tiny_llama, token_rows
+from hf_support import Logged, layer_norms, make, of, tiny_llama, token_rows
 from peft import LoraConfig, get_peft_model
 from support import ToyNet, hf_arguments, hf_trainer, plant_explosion
 from torch.amp import GradScaler
@@ -86,11 +86,6 @@ def causal(folder: Path, model: Any, **changes: Any) -> tuple[Any, MemorySink, A
     arguments = hf_arguments(folder / "hf", **settings)
     hf_trainer(model, arguments, [callback, norms], train_dataset=token_rows()).train()
     return model, sink, norms
-
-
-def layer_norms(sink: MemorySink) -> list[dict[str, float | None]]:
-    """Return the norms of each check by layer."""
-    return [dict(zip(m.layers, m.norms, strict=True)) for m in of(sink, Measurement)]
 
 
 def assert_totals_are_the_trainers(sink: MemorySink, norms: Any) -> None:

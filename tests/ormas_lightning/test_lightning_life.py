@@ -205,3 +205,11 @@ def test_stop_on_ends_the_fit_as_lightning_does(tmp_path: Path) -> None:
     assert trainer.global_step == of(sink, RunEnd)[0].steps == 5
     assert callback.monitor is not None
     assert callback.monitor.facts.stopped is not None
+
+
+def test_fsdp_is_refused_by_lightning_without_a_gpu(tmp_path: Path) -> None:
+    """By the trainer itself, before any callback is asked; `ModelParallelStrategy` is not."""
+    callback, sink = make(tmp_path)
+    with pytest.raises(Exception, match=r"(?i)fsdp.*(gpu|cuda)"):
+        lightning_trainer(tmp_path, [callback], strategy="fsdp")
+    assert sink.events == []

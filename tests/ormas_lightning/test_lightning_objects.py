@@ -18,7 +18,16 @@ from torch import Tensor, nn
 from torch.nn.modules import module as module_globals
 from torch.optim.swa_utils import AveragedModel
 
-from ormas_core import Measurement, Monitor, RunEnd, Status
+from ormas_core import (
+    Measurement,
+    Monitor,
+    NonfiniteLoss,
+    NonfiniteState,
+    RunEnd,
+    Status,
+    StopRequested,
+    describe,
+)
 from ormas_lightning import LightningMonitorCallback
 
 # Lightning 2.6 asks torch.jit for help, which says that it is old.
@@ -192,14 +201,24 @@ def test_case_53_a_monitor_keeps_no_graph_and_no_model(tmp_path: Path) -> None:
 
 
 def test_case_31_a_head_that_is_nan_from_the_start(tmp_path: Path) -> None:
-    """The very first check says that the loss is not finite, and which layer is first affected."""
-    callback, sink = make(tmp_path)
+    """Said before the first step, by layer, as no fault of training; the fit stops at its check.
+
+    That check says that the loss is not finite, and which layer is first affected.
+    """
+    callback, sink = make(tmp_path, stop_on="nonfinite_state")
     model = lightning_net()
     with torch.no_grad():
         model.fc3.weight[0, :3] = float("nan")
-    lightning_trainer(tmp_path, [callback]).fit(model, loader(2))
-    kinds = [(event.kind, event.step) for event in sink.events]
-    assert ("nonfinite_loss", 0) in kinds
+    trainer = lightning_trainer(tmp_path, [callback])
+    trainer.fit(model, loader(2))
+    kinds = [event.kind for event in sink.events]
+    assert kinds[:4] == ["run_start", "manifest", "nonfinite_state", "measurement"]
+    (state,) = of(sink, NonfiniteState)
+    assert [(count.layer, count.nan, count.inf) for count in state.layers] == [("fc3", 3, 0)]
+    assert "not training" in describe(state)
+    assert [e.step for e in of(sink, NonfiniteLoss)] == [0]
+    assert [(e.step, e.reasons) for e in of(sink, StopRequested)] == [(0, ("nonfinite_state",))]
+    assert trainer.global_step == 1
     (first,) = [e for e in sink.events if e.kind == "nonfinite_gradient" and e.step == 0]
     assert first.layer == "fc3"
     assert of(sink, RunEnd)[0].status is Status.PROBLEM

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from mlflow_support import alarm, all_runs, feed, ormas_tags, sql_store
+from tag_support import cleared
 from torch import nn
 
 from ormas_core import (
     Alarm,
     Anchor,
     ConfigError,
+    LossRecovered,
+    LossSpike,
     MemorySink,
     MissingExtraError,
     Monitor,
@@ -235,6 +239,38 @@ def test_copies_are_fresh_sinks(store: str) -> None:
     assert copy.run_id is None
     feed(copy)
     assert copy.run_id not in {None, sink.run_id}
+
+
+def test_each_optimizer_has_its_own_episodes_and_curves(store: str) -> None:
+    """A spike that ends for one leaves that of the other open; likewise for a layer of both."""
+    disc, gen = "0:SGD", "1:Adam"
+    spike = LossSpike(step=12, value=9.0, normal=1.0, sigma=8.0)
+    over = LossRecovered(step=16, value=1.0, normal=1.0, since_step=12)
+    sink = MLflowSink(tracking_uri=store, experiment="lanes")
+    feed(
+        sink,
+        *(replace(measurement(12, {"a": 3.0}, loss=2.0), lane=lane) for lane in (disc, gen)),
+        *(replace(alarm("shared", step=12), lane=lane) for lane in (disc, gen)),
+        replace(spike, lane=disc),
+        replace(spike, step=13, lane=gen),
+        replace(over, lane=disc),
+        replace(cleared("shared", step=16), lane=gen),
+    )
+    tags = ormas_tags(store, sink.run_id)
+    assert tags["ormas.loss"] == (
+        "spike at step 12 (0:SGD): 9, normal 1 (recovered at step 16); "
+        "spike at step 13 (1:Adam): 9, normal 1"
+    )
+    assert tags["ormas.alarm.shared"] == (
+        "exploding at step 12 (0:SGD): 100, normal 1; "
+        "exploding at step 12 (1:Adam): 100, normal 1 (cleared at step 16)"
+    )
+    assert sink.run_id is not None
+    metrics = MlflowClient(tracking_uri=store).get_run(sink.run_id).data.metrics
+    assert {key for key in metrics if ".loss" in key} == {
+        "ormas.loss.0_SGD",
+        "ormas.loss.1_Adam",
+    }
 
 
 def test_missing_mlflow_says_what_to_install(tmp_path: Path) -> None:

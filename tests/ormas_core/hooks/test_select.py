@@ -54,15 +54,18 @@ def test_wrappers_are_looked_through(wrap: object) -> None:
     net = ToyNet()
     assert unwrap(wrap(net)) is net  # type: ignore[operator]
     assert names(wrap(net)) == ["fc1", "fc2", "fc3"]  # type: ignore[operator]
+    compiled = () if wrap is nn.DataParallel else ("ToyNet",)
+    assert select(wrap(net), None).compiled == compiled  # type: ignore[operator]
 
 
 def test_a_region_compiled_inside_keeps_the_users_names() -> None:
-    """Regional compilation puts a wrapper mid-name, and it is cut out."""
+    """Regional compilation puts a wrapper mid-name, and it is cut out; around a layer too."""
     net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
-    net[1] = torch.compile(net[1], backend="eager")
+    for place in (0, 1):
+        net[place] = torch.compile(net[place], backend="eager")
     selection = select(net, None)
     assert [layer.name for layer in selection.layers] == ["0", "1.0"]
-    assert selection.compiled == ("1",)
+    assert selection.compiled == ("0", "1")
 
 
 def test_compiling_in_place_is_seen() -> None:
