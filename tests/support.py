@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_globals
 from torch.utils.data import DataLoader, Dataset
 
 STEPS = 40
@@ -176,3 +177,9 @@ def lightning_trainer(folder: Path, callbacks: Sequence[Any] = (), **changes: An
 def of(sink: Any, kind: type) -> list[Any]:
     """Return the events of a kind that a memory sink has."""
     return [event for event in sink.events if isinstance(event, kind)]
+
+
+def global_hooks() -> list[str]:
+    """Return the names of torch's tables of process-wide module hooks that are not empty."""
+    tables = {name: value for name, value in vars(module_globals).items() if "_hooks" in name}
+    return [name for name, value in tables.items() if isinstance(value, dict) and value]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from hf_support import make, of
-from support import BATCH, FEATURES, ToyNet, hf_arguments, hf_trainer, loader
+from support import BATCH, FEATURES, ToyNet, global_hooks, hf_arguments, hf_trainer, loader
 from torch import Tensor, nn
-from torch.nn.modules import module as module_globals
 from torch.optim.swa_utils import AveragedModel
 from transformers import TrainerCallback
 
@@ -121,7 +120,7 @@ def test_saving_copying_averaging_and_exporting_are_as_without_a_monitor(tmp_pat
         )
     assert found[0] == found[1]
     assert found[1]["ours"] is False
-    assert not module_globals._has_any_global_hook()
+    assert not global_hooks()
 
 
 def test_case_46_the_callback_pickles_before_during_and_after(tmp_path: Path) -> None:
