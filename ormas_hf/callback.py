@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, Self, Unpack
 
+from accelerate.state import AcceleratorState, GradientState, is_initialized
 from accelerate.utils import DynamoBackend
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -113,7 +114,7 @@ class HFMonitorCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
         scaler = getattr(optimizer, "scaler", None)
         clips = _clip_norm(args) is not None
-        compiles = _compiles(args, optimizer)
+        compiles = _compiles(args)
         compiled = compiles or runs_compiled(model)
         self.monitor = Monitor(
             model,
@@ -139,7 +140,7 @@ class HFMonitorCallback(TrainerCallback):
         self._reader = LossReader(
             self.monitor,
             None if compiled else model,
-            getattr(optimizer, "gradient_state", None),
+            GradientState(),  # shared by all of the process
             processes=args.world_size if _counts_all_tokens(args) else 1,
             clips=clips,
         )
@@ -209,13 +210,13 @@ def _counts_all_tokens(args: TrainingArguments) -> bool:
     return bool(getattr(args, "average_tokens_across_devices", False))
 
 
-def _compiles(args: TrainingArguments, optimizer: Any) -> bool:
+def _compiles(args: TrainingArguments) -> bool:
     """Whether the Trainer runs the model compiled, in a wrapper that callbacks are not given.
 
     accelerate decides that: its launcher asks for it by a variable of the environment, of which
     the arguments know nothing.
     """
-    plugin = getattr(getattr(optimizer, "accelerator_state", None), "dynamo_plugin", None)
+    plugin = getattr(AcceleratorState(), "dynamo_plugin", None) if is_initialized() else None
     backend = getattr(plugin, "backend", DynamoBackend.NO)
     return bool(getattr(args, "torch_compile", False)) or backend != DynamoBackend.NO
 

@@ -11,10 +11,12 @@ from accelerate.state import AcceleratorState, PartialState
 def _fresh_accelerate_state() -> Any:
     """Trainers of one process share accelerate's state; each test starts without it.
 
-    Old ones ask accelerate to compile by a variable of the environment, and leave it there.
+    So they do what old ones leave in the environment, such as to compile, or to use bfloat16.
     """
+    before = set(os.environ)
     yield
-    for name in [name for name in os.environ if name.startswith("ACCELERATE_DYNAMO_")]:
-        del os.environ[name]
+    for name in set(os.environ) - before:
+        if name.startswith("ACCELERATE_"):
+            del os.environ[name]
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()
