@@ -68,6 +68,7 @@ if TYPE_CHECKING:
     from ormas_core.facts import RunFacts as RunFacts
     from ormas_core.facts import Trouble as Trouble
     from ormas_core.facts import run_facts as run_facts
+    from ormas_core.hooks import runs_compiled as runs_compiled
     from ormas_core.hooks import watch_calls as watch_calls
     from ormas_core.host import Host as Host
     from ormas_core.messages import describe as describe
@@ -176,7 +177,7 @@ _HOMES: Final = {
         "SkippedStep",
     ),
     "facts": ("TROUBLE", "FactsFold", "RunFacts", "Trouble", "run_facts"),
-    "hooks": ("watch_calls",),
+    "hooks": ("runs_compiled", "watch_calls"),
     "host": ("Host",),
     "messages": ("describe",),
     "model_events": ("EvalMode", "NonfiniteState", "SwitchedToEval"),

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, Self, Unpack
 
+from accelerate.state import AcceleratorState, GradientState, is_initialized
+from accelerate.utils import DynamoBackend
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ormas_core import (
@@ -16,14 +18,15 @@ from ormas_core import (
     MonitorOptions,
     Stage,
     check_options,
+    runs_compiled,
     watch_calls,
 )
 from ormas_hf.reader import LossReader
 from ormas_hf.trials import Runs
 
 _COMPILED: Final = (
-    "the model runs compiled code (torch_compile), so that what it returns is not seen: call "
-    "note_loss(loss) in compute_loss"
+    "the model runs compiled code, so that what it returns is not seen: call note_loss(loss) in "
+    "compute_loss"
 )
 _OUTSIDE: Final = (
     "the model returned none: the Trainer computes it itself, as with label_smoothing_factor and "
@@ -111,7 +114,8 @@ class HFMonitorCallback(TrainerCallback):
         model, optimizer = kwargs["model"], kwargs.get("optimizer")
         scaler = getattr(optimizer, "scaler", None)
         clips = _clip_norm(args) is not None
-        compiled = bool(getattr(args, "torch_compile", False))
+        compiles = _compiles(args)
+        compiled = compiles or runs_compiled(model)
         self.monitor = Monitor(
             model,
             optimizer,
@@ -121,7 +125,7 @@ class HFMonitorCallback(TrainerCallback):
                 prepares=True,
                 segment=run.segments,
                 run_id=run.run_id,
-                compiled=compiled,
+                compiled=compiles,
                 # The Trainer may compute another loss from the outputs than the model returns.
                 gives_outputs=True,
                 clip_norm=_clip_norm(args),
@@ -136,7 +140,7 @@ class HFMonitorCallback(TrainerCallback):
         self._reader = LossReader(
             self.monitor,
             None if compiled else model,
-            getattr(optimizer, "gradient_state", None),
+            GradientState(),  # shared by all of the process
             processes=args.world_size if _counts_all_tokens(args) else 1,
             clips=clips,
         )
@@ -204,6 +208,17 @@ def _saved_state(state: TrainerState, key: str) -> Any:
 
 def _counts_all_tokens(args: TrainingArguments) -> bool:
     return bool(getattr(args, "average_tokens_across_devices", False))
+
+
+def _compiles(args: TrainingArguments) -> bool:
+    """Whether the Trainer runs the model compiled, in a wrapper that callbacks are not given.
+
+    accelerate decides that: its launcher asks for it by a variable of the environment, of which
+    the arguments know nothing.
+    """
+    plugin = getattr(AcceleratorState(), "dynamo_plugin", None) if is_initialized() else None
+    backend = getattr(plugin, "backend", DynamoBackend.NO)
+    return bool(getattr(args, "torch_compile", False)) or backend != DynamoBackend.NO
 
 
 def _clip_norm(args: TrainingArguments) -> float | None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as module_globals
 from torch.utils.data import DataLoader, Dataset
 
 STEPS = 40
@@ -189,3 +190,9 @@ def kill_unit(module: Any) -> None:
     """Make the first unit of fc1 one that no input opens and no gradient reaches."""
     with torch.no_grad():
         module.fc1.bias[0], module.fc1.weight[0], module.fc2.weight[:, 0] = -1e6, 0.0, 0.0
+
+
+def global_hooks() -> list[str]:
+    """Return the names of torch's tables of process-wide module hooks that are not empty."""
+    tables = {name: value for name, value in vars(module_globals).items() if "_hooks" in name}
+    return [name for name, value in tables.items() if isinstance(value, dict) and value]

@@ -47,6 +47,9 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
     Args:
         path: the folder; that of a whole repository in a hub cache stands for its snapshot.
         trust: as for `open_checkpoint`.
+
+    Raises:
+        CheckpointError: none of its files holds weights or ever did.
     """
     folder = _snapshot(path)
     names, problems = _names(folder)
@@ -63,6 +66,8 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
         )
     files = chosen or FileSet(path=folder, folder=folder, files=(), kind=Kind.FOLDER)
     problems += [*files.problems, *_around(folder, names, files)]
+    if chosen is None and not problems:
+        raise CheckpointError(str(path), _nothing(folder, names))
     files = FileSet(
         path=folder,
         folder=folder,
@@ -296,6 +301,14 @@ def _deepspeed(folder: Path, names: Sequence[str]) -> ReadProblem | None:
         "together with zero_to_fp32.py, which DeepSpeed writes beside them (python "
         "zero_to_fp32.py . out --safe_serialization), and check the result.",
     )
+
+
+def _nothing(folder: Path, names: Sequence[str]) -> str:
+    """Return what to do about a folder without weights, such as that of a pipeline of models."""
+    inner = [name for name in names if (folder / name).is_dir()]
+    found = [name for name in inner if _weights(folder / name, _names(folder / name)[0])]
+    hint = f"There are some in {indexes.some(found)}: check each." if found else "Name another."
+    return f"The folder {folder} holds no file of weights. {hint}"
 
 
 def _problem(code: str, where: str, detail: str) -> ReadProblem:

@@ -25,6 +25,9 @@ HIGH_GAP: Final = 2.0
 SPREADS: Final = 2.0
 """A gap is also at least this many times as wide as the population behind it."""
 
+_ROUNDING: Final = 1e-6
+"""Decades that are left to the rounding of logarithms."""
+
 _LOW_SHARE: Final = 0.5
 _HIGH_SHARE: Final = 0.05
 
@@ -61,36 +64,39 @@ def row_groups(magnitude: Any, low_gap: float = LOW_GAP) -> RowGroups:
     rest = np.flatnonzero(magnitude)
     if not len(rest):
         return RowGroups(count=len(magnitude), all_zero=True)
-    sizes = np.log10(magnitude[rest])
-    order = np.argsort(sizes, kind="stable")
-    low, high = _apart(sizes[order], low_gap)
+    sizes = magnitude[rest]
+    low, high = _apart(sizes, low_gap)
     return RowGroups(
         count=len(magnitude),
         zero=tuple(map(int, zero)),
-        low=tuple(sorted(map(int, rest[order[:low]]))),
-        high=tuple(sorted(map(int, rest[order[len(order) - high :]]))) if high else (),
-        median=median(magnitude[rest]),
+        low=tuple(map(int, rest[sizes < low])),
+        high=tuple(map(int, rest[sizes > high])),
+        median=median(sizes),
     )
 
 
-def _apart(sizes: Any, low_gap: float) -> tuple[int, int]:
-    """Return how many of the sorted logarithms lie below a gap, and how many above one."""
-    count = len(sizes)
-    if count < FEWEST:
-        return 0, 0
+def _apart(values: Any, low_gap: float) -> tuple[float, float]:
+    """Return between which sizes the population lies; what is beyond stands apart."""
+    smallest, largest = float(values.min()), float(values.max())
+    count = len(values)
+    # Almost every tensor: sorting takes longer than reading it did.
+    if count < FEWEST or largest < smallest * 10 ** (min(low_gap, HIGH_GAP) - _ROUNDING):
+        return smallest, largest
+    values = np.sort(values)
+    sizes = np.log10(values)
     gaps = np.diff(sizes)
-    low = high = 0
+    first, last = 0, count - 1
     # The gap next to the population counts: there may be others among those that stand apart.
     for place in np.flatnonzero(gaps[: int(count * _LOW_SHARE)] >= low_gap)[::-1]:
         if gaps[place] >= SPREADS * _spread(sizes[place + 1 :]):
-            low = int(place) + 1
+            first = int(place) + 1
             break
     start = count - 1 - max(1, int(count * _HIGH_SHARE))
     for place in np.flatnonzero(gaps[start:] >= HIGH_GAP) + start:
-        if gaps[place] >= SPREADS * _spread(sizes[low : place + 1]):
-            high = count - 1 - int(place)
+        if gaps[place] >= SPREADS * _spread(sizes[first : place + 1]):
+            last = int(place)
             break
-    return low, high
+    return float(values[first]), float(values[last])
 
 
 def median(values: Any) -> float:

@@ -8,6 +8,7 @@ from ormas_core.hooks.losses import Reduction
 from ormas_core.hooks.select import (
     Selection,
     WatchedLayer,
+    runs_compiled,
     select,
     unwrap,
     unwrap_optimizer,
@@ -25,6 +26,7 @@ __all__ = [
     "WatchedLayer",
     "after_backward",
     "optimizers_of",
+    "runs_compiled",
     "select",
     "unwrap",
     "unwrap_optimizer",

@@ -110,6 +110,14 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer | None:
     return optimizer if isinstance(optimizer, Optimizer) else None
 
 
+def runs_compiled(model: nn.Module) -> bool:
+    """Whether the model, its wrapper or a part of it is compiled, by either way of compiling.
+
+    A process-wide hook would make torch compile such code again.
+    """
+    return bool(_compiled(model, _unique(unwrap(model))))
+
+
 def select(
     model: nn.Module, patterns: Sequence[str] | None, *, compiled: bool = False
 ) -> Selection:

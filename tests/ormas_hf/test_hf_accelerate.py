@@ -71,6 +71,22 @@ def test_a_compiled_model_is_watched_by_its_parameters(tmp_path: Path) -> None:
     assert of(sink, Alarm)[0].layer == "fc2"
 
 
+def test_what_the_launcher_of_accelerate_compiles_is_known_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`accelerate launch --dynamo_backend` sets a variable; the arguments ask for nothing."""
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    callback, sink = make(tmp_path)
+    arguments = hf_arguments(tmp_path / "hf", max_steps=3)
+    trainer = hf_trainer(ToyNet(), arguments, [callback])
+    trainer.train()
+    assert not arguments.torch_compile
+    assert trainer.model_wrapped is not trainer.model
+    lines = {m.name: m for m in of(sink, Manifest)[-1].mechanisms}
+    assert lines["channel_maxima"].state.value == "unobservable"
+    assert "compiled code" in lines["loss"].reason
+
+
 def causal(folder: Path, model: Any, **changes: Any) -> tuple[Any, MemorySink, Any]:
     """Train a causal model four steps of two rows; return model, events and what was logged."""
     callback, sink = make(folder)

@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 import torch
 from hf_support import make, of
-from support import BATCH, Toy, ToyNet, hf_arguments, hf_trainer, plant_explosion, weights
+from support import (
+    BATCH,
+    Toy,
+    ToyNet,
+    global_hooks,
+    hf_arguments,
+    hf_trainer,
+    plant_explosion,
+    weights,
+)
 from torch import Tensor
 from torch.nn.modules import module as module_globals
 from transformers import TrainerCallback
@@ -124,7 +133,7 @@ def test_the_model_can_be_copied_and_saved_inside_a_sampled_step(tmp_path: Path)
     hf_trainer(ToyNet(), arguments, [callback, Copy()]).train()
     assert saved == [False] * 3
     assert len(of(sink, Measurement)) == 3
-    assert not module_globals._has_any_global_hook()
+    assert not global_hooks()
 
 
 def test_a_swallowed_exception_is_no_healthy_end(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hf_support import Logged, make, of
 from ranks_support import child_environment
-from support import BATCH, Toy, ToyNet, hf_arguments, hf_trainer
+from support import BATCH, Toy, ToyNet, global_hooks, hf_arguments, hf_trainer
 from torch import Tensor
 from torch.nn.modules import module as module_globals
 from transformers import EarlyStoppingCallback
@@ -125,7 +125,7 @@ def test_a_batch_size_that_does_not_fit_starts_the_training_again(tmp_path: Path
     assert [m.step for m in of(sink, Measurement)] == [0, 1, 2, 3]
     assert run_facts(read_run(tmp_path / "run")).status is callback.monitor.facts.status
     assert verify_record(tmp_path / "run").complete
-    assert not module_globals._has_any_global_hook()
+    assert not global_hooks()
 
 
 def test_everything_around_training_leaves_the_record_alone(tmp_path: Path) -> None:

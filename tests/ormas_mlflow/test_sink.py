@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import pytest
 import torch
-from mlflow import MlflowClient
+from mlflow import MlflowClient, environment_variables
 from mlflow_support import alarm, all_runs, feed, ormas_tags, sql_store
 from tag_support import cleared
 from torch import nn
@@ -160,7 +161,9 @@ def test_embedded_store_writes_nothing_elsewhere(tmp_path: Path) -> None:
     folder = tmp_path / "my run #1 (50%) é"
     sink = MLflowSink.embedded(folder)
     feed(sink, alarm())
-    assert list(Path.cwd().iterdir()) == []
+    # MLflow 2 makes an empty folder there for its own default, whatever store it is given.
+    own = [Path.cwd() / "mlruns"] if mlflow.__version__.startswith("2.") else []
+    assert list(Path.cwd().rglob("*")) == own
     assert {path.name for path in tmp_path.iterdir()} == {"cwd", folder.name}
     assert {path.name for path in folder.iterdir()} == {"mlflow.db"}
     assert sink.run_id is not None
@@ -169,7 +172,7 @@ def test_embedded_store_writes_nothing_elsewhere(tmp_path: Path) -> None:
     note = tmp_path / "note.txt"
     note.write_text("a user's artifact")
     client.log_artifact(sink.run_id, str(note))
-    assert list(Path.cwd().iterdir()) == []
+    assert list(Path.cwd().rglob("*")) == own
     assert len(list((folder / "mlartifacts").rglob("note.txt"))) == 1
 
 
@@ -183,6 +186,10 @@ def test_missing_run_is_one_sink_error(store: str, tmp_path: Path) -> None:
     assert "0" * 32 in next(e.error for e in memory.events if e.kind == "sink_error")  # type: ignore[union-attr]
 
 
+@pytest.mark.skipif(
+    not hasattr(environment_variables, "MLFLOW_ALLOW_FILE_STORE"),
+    reason="this MLflow takes a plain folder",
+)
 def test_folder_store_is_refused_with_a_hint(tmp_path: Path) -> None:
     """Where MLflow refuses a plain folder, the error says in one line what to use instead."""
     sink = MLflowSink(tracking_uri=f"file://{tmp_path}/mlruns")
@@ -193,9 +200,9 @@ def test_folder_store_is_refused_with_a_hint(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_failure_is_said_once(tmp_path: Path) -> None:
+def test_failure_is_said_once(store: str) -> None:
     """After the error was raised, the sink stays silent, and a new run tries anew."""
-    sink = MLflowSink(tracking_uri=f"file://{tmp_path}/mlruns")
+    sink = MLflowSink(tracking_uri=store, run_id="0" * 32)
     with pytest.raises(OrmasError):
         feed(sink)
     sink.write(alarm())

@@ -9,6 +9,7 @@ import pytest
 from checkpoint_builders import codes, details, f32, read_all, write_safetensors, write_shards
 
 from ormas_core.checkpoints import Kind, State, open_checkpoint
+from ormas_core.errors import CheckpointError
 
 A = {"a": f32(4, 2)}
 B = {"b": f32(3, 2)}
@@ -215,10 +216,17 @@ def test_settings_that_cannot_be_read_are_told(name: str, text: str, tmp_path: P
     assert facts["a"].state is State.READ
 
 
-def test_an_empty_folder_holds_no_tensor(tmp_path: Path) -> None:
-    """And says so."""
-    found = open_checkpoint(tmp_path)
-    assert (found.kind, codes(found)) == (Kind.FOLDER, ["no-tensors"])
+def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path) -> None:
+    """It may be that of several models: these are named."""
+    (tmp_path / "model_index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"holds no file of weights. Name another"):
+        open_checkpoint(tmp_path)
+    for part in ("unet", "vae"):
+        (tmp_path / part).mkdir()
+        write_safetensors(tmp_path / part / "diffusion_pytorch_model.safetensors", A)
+    (tmp_path / "tokenizer").mkdir()
+    with pytest.raises(CheckpointError, match=r"There are some in unet, vae: check each"):
+        open_checkpoint(tmp_path)
 
 
 def test_a_folder_of_pointers_says_what_they_are(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoint_models import conv_net, saved
+from sarif_pydantic import Sarif
 
 from ormas_core import CATALOGUE, check_checkpoint, checkpoint_html, checkpoint_sarif
 from ormas_core.cli import check as command
@@ -80,6 +81,8 @@ def test_sarif_has_what_the_standard_requires(
     """The required members of SARIF 2.1.0, levels of its list, rules that are referred to."""
     assert main(["check", str(bad), "--sarif"]) == 1
     log = json.loads(capsys.readouterr().out)
+    read = Sarif.model_validate(log)  # another reader of the format: types, closed lists
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == log
     assert log["version"] == "2.1.0"
     (run,) = log["runs"]
     driver = run["tool"]["driver"]
