@@ -8,13 +8,14 @@ from typing import Any, Final, Protocol
 from ormas_core import ranks
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Manifest, RunStart
-from ormas_core.hooks import TORCH_VERSION, Reading, Selection
+from ormas_core.hooks import TORCH_VERSION, Reading, Selection, unread
 from ormas_core.host import Host
 from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Stage
 from ormas_core.version import RECORD_SCHEMA, VERSION
 
 _STAGE: Final = "gradient_stage"
 _EXPERTS: Final = "expert_usage"
+_UNREAD: Final = "not looked at before the first step: sharded, without data yet, or quantised"
 _NO_LOSS: Final = "no loss was given: pass it to step(loss) or note_loss(loss)"
 
 
@@ -29,6 +30,7 @@ def first_lines(
         *_experts(selection),
         *_optimizers(selection, optimizers, host.watched),
         *_scaling(scaler, len(optimizers)),
+        *_line("starting_values", MechanismState.UNOBSERVABLE, _UNREAD, unread(selection)),
         *_distributed(world_size),
         *host.notes,
     )

@@ -5,6 +5,7 @@ from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.lanes import Lane, Lanes, optimizers_of
 from ormas_core.hooks.losses import Reduction
+from ormas_core.hooks.modes import unread
 from ormas_core.hooks.select import (
     Selection,
     WatchedLayer,
@@ -28,6 +29,7 @@ __all__ = [
     "optimizers_of",
     "runs_compiled",
     "select",
+    "unread",
     "unwrap",
     "unwrap_optimizer",
     "watch_calls",

@@ -50,6 +50,17 @@ def is_sharded(parameter: Tensor) -> bool:
     return hasattr(parameter, "_local_tensor") or hasattr(parameter, "_is_flat_param")
 
 
+def bare(tensor: Tensor) -> Tensor | None:
+    """Return a tensor's values without the class that someone gave it, and without its graph.
+
+    None where that class keeps its values elsewhere, as those of shards and quantised weights do.
+    """
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.detach().as_subclass(Tensor)
+
+
 def flattened(model: nn.Module) -> frozenset[int]:
     """Return the ids of the parameters of which FSDP1 leaves this process its part alone.
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
-from ormas_core.hooks import statistics
+from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.gather import Gather
-from ormas_core.hooks.select import Selection
+from ormas_core.hooks.select import Selection, WatchedLayer
 from ormas_core.model_events import NonfiniteState
 from ormas_core.terms import NonfiniteCount
 
@@ -33,23 +33,24 @@ def _outermost(module: nn.Module, name: str) -> list[str]:
 def starting_state(selection: Selection) -> Iterator[NonfiniteState]:
     """Yield an event if parameters or buffers are NaN or infinite; one copy to the host.
 
-    Values that are not in this process, have no data yet, or cannot be read are left out.
+    Minus infinity in a buffer is a mask and no finding. What `unread` names is left out.
     """
     values = [
-        (layer.name, value.detach())
+        (layer.name, bare, isinstance(value, nn.Parameter))
         for layer in selection.owners
         if layer.name not in selection.sharded
-        for value in (*layer.module.parameters(recurse=False), *layer.module.buffers(recurse=False))
-        if _readable(value)
+        for value in _values(layer)
+        if readable(value) and (bare := _torch.bare(value)) is not None
     ]
     gather = Gather()
-    slots = [gather.add(norm) for norm in statistics.norms([value for _, value in values])]
+    slots = [gather.add(norm) for norm in statistics.norms([value for _, value, _ in values])]
     host = gather.fetch()
     counts: dict[str, tuple[int, int]] = {}
-    for (name, value), slot in zip(values, slots, strict=True):
+    for (name, value, trained), slot in zip(values, slots, strict=True):
         if math.isfinite(float(host[slot][0])):
             continue
-        nan, inf = (int(number) for number in statistics.nonfinite(value))
+        counted = value if trained else value[value != -math.inf]
+        nan, inf = (int(number) for number in statistics.nonfinite(counted))
         before = counts.get(name, (0, 0))
         counts[name] = before[0] + nan, before[1] + inf
     found = tuple(
@@ -61,10 +62,29 @@ def starting_state(selection: Selection) -> Iterator[NonfiniteState]:
         yield NonfiniteState(step=0, layers=found)
 
 
-def _readable(value: Tensor) -> bool:
-    lazy = nn.parameter.is_lazy(value)
-    return not lazy and not value.is_meta and value.dtype.is_floating_point and _plain(value)
+def unread(selection: Selection) -> list[str]:
+    """Return the layers some of whose numbers `starting_state` does not look at.
+
+    They are not in this process, there are none yet, or their class keeps them elsewhere.
+    """
+    return [
+        layer.name
+        for layer in selection.owners
+        if layer.name in selection.sharded
+        or any(v.dtype.is_floating_point and _absent(v) for v in _values(layer))
+    ]
 
 
-def _plain(value: Tensor) -> bool:
-    return type(value) in (Tensor, nn.Parameter) and value.numel() > 0 and not value.is_sparse
+def _values(layer: WatchedLayer) -> Iterator[Tensor]:
+    yield from layer.module.parameters(recurse=False)
+    yield from layer.module.buffers(recurse=False)
+
+
+def readable(value: Tensor) -> bool:
+    """Whether the values are all in this process, and floating-point numbers."""
+    return value.dtype.is_floating_point and not _absent(value) and value.numel() > 0
+
+
+def _absent(value: Tensor) -> bool:
+    no_data = nn.parameter.is_lazy(value) or value.is_meta
+    return no_data or value.is_sparse or _torch.bare(value) is None
