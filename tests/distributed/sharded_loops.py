@@ -50,7 +50,10 @@ def values(model: nn.Module) -> Weights:
 
 
 def train_sharded(seat: Seat, folder: Path) -> list[tuple[Weights, Weights]]:
-    """Train each kind, without a monitor and with one; return the weights of both."""
+    """Train each kind, without a monitor and with one; return the weights of both.
+
+    At last, train a model that is whole, with a loss that is not.
+    """
     mesh = init_device_mesh("cpu", (seat.world_size,))
     found = []
     for kind in KINDS:
@@ -65,15 +68,14 @@ def train_sharded(seat: Seat, folder: Path) -> list[tuple[Weights, Weights]]:
                 plain_loop(net, lambda loss: None, batches, optimizer)
             both.append(values(net))
         found.append((both[0], both[1]))
+    _give_a_sharded_loss(mesh, folder / "loss")
     return found
 
 
-def give_a_sharded_loss(seat: Seat, folder: Path) -> None:
-    """Train with a loss that is itself spread over the processes."""
-    mesh = init_device_mesh("cpu", (seat.world_size,))
+def _give_a_sharded_loss(mesh: DeviceMesh, out: Path) -> None:
     net = ToyNet()
     optimizer = sgd(net)
-    with Monitor(net, optimizer, out=folder / "run", check_every=1) as monitor:
+    with Monitor(net, optimizer, out=out, check_every=1) as monitor:
         for batch in loader(4):
             optimizer.zero_grad()
             loss = net(**batch)["loss"]

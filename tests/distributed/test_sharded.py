@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+import pytest
 from ranks_support import run_ranks, run_script
-from sharded_loops import LAYERS, give_a_sharded_loss, train_sharded
+from sharded_loops import LAYERS, Weights, train_sharded
 
 from ormas_core import (
     Manifest,
@@ -18,6 +19,13 @@ from ormas_core import (
 )
 
 SCRIPTS = Path(__file__).parent / "scripts"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[tuple[Weights, Weights]]]:
+    """The folder of the plain loops, and the weights of the first rank, without and with."""
+    folder = tmp_path_factory.mktemp("sharded")
+    return folder, run_ranks(train_sharded, folder)[0]
 
 
 def assert_said(run: Path, whole: tuple[str, ...] = ()) -> None:
@@ -49,32 +57,38 @@ def assert_said(run: Path, whole: tuple[str, ...] = ()) -> None:
     assert verify_record(run).complete
 
 
-def test_a_sharded_loop_is_not_disturbed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "kind", "whole"),
+    [(0, "by_fsdp1", ()), (1, "by_fsdp2", ()), (2, "by_columns", LAYERS[2:])],
+)
+def test_a_sharded_loop_is_not_disturbed(
+    trained: tuple[Path, list[tuple[Weights, Weights]]],
+    place: int,
+    kind: str,
+    whole: tuple[str, ...],
+) -> None:
     """By FSDP, old and new, or tensor parallel: the weights are those without a monitor.
 
     Layers that are whole are read, and no others.
     """
-    for found in run_ranks(train_sharded, tmp_path):
-        for bare, watched in found:
-            assert bare == watched
-    assert_said(tmp_path / "by_fsdp1")
-    assert_said(tmp_path / "by_fsdp2")
-    assert_said(tmp_path / "by_columns", whole=LAYERS[2:])
+    folder, weights = trained
+    bare, watched = weights[place]
+    assert bare == watched
+    assert_said(folder / kind, whole)
 
 
-def test_a_sharded_loss_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_sharded_loss_is_refused_with_what_to_do(
+    trained: tuple[Path, list[tuple[Weights, Weights]]],
+) -> None:
     """It is a part that says nothing alone; gradients are judged as ever."""
-    run_ranks(give_a_sharded_loss, tmp_path)
-    events = [line.event for line in read_record(tmp_path / "run")]
+    run = trained[0] / "loss"
+    events = [line.event for line in read_record(run)]
     assert not [event for event in events if isinstance(event, MonitorError)]
-    (line,) = [
-        m for m in [e for e in events if isinstance(e, Manifest)][-1].mechanisms if m.name == "loss"
-    ]
+    *_, manifest = [event for event in events if isinstance(event, Manifest)]
+    (line,) = [m for m in manifest.mechanisms if m.name == "loss"]
     assert line.state.value == "off"
     assert "full_tensor()" in line.reason
-    assert [(m.loss, m.layers) for m in read_metrics(tmp_path / "run")] == [
-        (None, LAYERS[::-1])
-    ] * 4
+    assert [(m.loss, m.layers) for m in read_metrics(run)] == [(None, LAYERS[::-1])] * 4
 
 
 def test_a_lightning_fit_with_sharded_parameters_is_not_disturbed(tmp_path: Path) -> None:
