@@ -13,10 +13,11 @@ from ranks_support import child_environment
 # The child leaves the loop and runs its code at the top, so that exceptions, exits and signals
 # take the way they take in any script.
 _ZYGOTE = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 # A shell's background jobs ignore Ctrl-C, and so would what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 exec(sys.argv[1])
+gc.freeze()  # what has been imported is not searched again at the end of every child
 for line in sys.stdin:
     job = json.loads(line)
     child = os.fork()
