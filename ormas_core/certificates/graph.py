@@ -135,7 +135,7 @@ class GraphReader:
         name = _name(function)
         metadata = function._input_metadata
         wanted = self._settings.get(name)
-        attrs = tuple(_attributes(function, wanted)) if wanted else ()
+        first = metadata[0]
         return (
             name,
             tuple(
@@ -146,22 +146,24 @@ class GraphReader:
             ),
             # Sizes are tuples; they are turned into plain ones where a graph is built.
             tuple([meta.shape for meta in metadata]),
-            metadata[0].dtype,
-            metadata[0].device,
-            attrs,
+            first.dtype,
+            first.device,
+            _attributes(function, wanted) if wanted else (),
             id(function.variable) if name == LEAF else None,
         )
 
 
-def _attributes(function: Any, wanted: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Yield the recorded settings of a node."""
+def _attributes(function: Any, wanted: Sequence[tuple[str, str]]) -> tuple[tuple[str, Any], ...]:
+    """Return the recorded settings of a node."""
+    found = []
     for setting, saved in wanted:
         try:
             value = getattr(function, saved)
         except (AttributeError, RuntimeError):
             # Another version of torch, or freed: the rule then finds the setting missing.
             continue
-        yield setting, value if value is None or value is True or value is False else _plain(value)
+        found.append((setting, _plain(value)))
+    return tuple(found)
 
 
 def read(
@@ -253,23 +255,21 @@ def _ordered(roots: Sequence[Any]) -> dict[Any, _Before]:
     seen: dict[Any, _Before] = {}
     stack: list[Any] = list(roots)
     while stack:
-        function = stack[-1]
+        function = stack.pop()
         if function in done:
-            stack.pop()
             continue
         before = seen.get(function)
         if before is None:
             before = seen[function] = function.next_functions
-        waiting = [
-            producer for producer, _ in before if producer is not None and producer not in done
-        ]
-        if waiting:
-            stack.extend(waiting)
-            continue
+            waiting = [one for one, _ in before if one is not None and one not in done]
+            if waiting:
+                # Met again below its producers, it has all of them before it.
+                stack.append(function)
+                stack += waiting
+                continue
         if len(done) >= MOST_NODES:
             raise UnreadableGraphError(f"the graph has more than {MOST_NODES} operations")
         done[function] = before
-        stack.pop()
     return done
 
 
@@ -285,10 +285,13 @@ def _name(function: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Undo torch's way of showing signed numbers as unsigned ones."""
-    if isinstance(value, list | tuple):
-        return tuple(_plain(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= _SIGN_BIT:
-        return value - 2 * _SIGN_BIT
-    if value is None or isinstance(value, bool | int | float | str):
+    kind = type(value)
+    if kind is int:
+        return value - 2 * _SIGN_BIT if value >= _SIGN_BIT else value
+    if value is None or kind is bool or kind is float or kind is str:
         return value
-    return type(value).__name__
+    if kind is tuple and all([type(item) is int and item < _SIGN_BIT for item in value]):
+        return value
+    if isinstance(value, list | tuple):
+        return tuple([_plain(item) for item in value])
+    return kind.__name__
