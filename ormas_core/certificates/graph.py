@@ -229,8 +229,8 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 
     Hooks of our own do not: another monitor of the same model may be counting.
     """
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    hooks = [hook for name in names for hook in (getattr(parameter, name, None) or {}).values()]
+    before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    hooks = [*(before or {}).values(), *(after or {}).values()] if before or after else []
     return any(not isinstance(hook, CountingHook) for hook in hooks)
 
 
@@ -289,8 +289,6 @@ def _plain(value: Any) -> Any:
     if kind is int:
         return value - 2 * _SIGN_BIT if value >= _SIGN_BIT else value
     if value is None or kind is bool or kind is float or kind is str:
-        return value
-    if kind is tuple and all([type(item) is int and item < _SIGN_BIT for item in value]):
         return value
     if isinstance(value, list | tuple):
         return tuple([_plain(item) for item in value])
