@@ -145,7 +145,7 @@ class GraphReader:
                 ]
             ),
             # Sizes are tuples; they are turned into plain ones where a graph is built.
-            tuple([meta.shape for meta in metadata]),
+            (first.shape,) if len(metadata) == 1 else tuple([meta.shape for meta in metadata]),
             first.dtype,
             first.device,
             _attributes(function, wanted) if wanted else (),
