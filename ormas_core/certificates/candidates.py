@@ -14,6 +14,8 @@ from ormas_core.certificates.graph import LEAF, Graph, Node
 from ormas_core.certificates.masks import Mask
 from ormas_core.certificates.signs import Signs
 from ormas_core.certificates.sums import gated_sums
+from ormas_core.certificates.suspects import parameter_of
+from ormas_core.certificates.units import weights
 
 _SIGNED: Final = frozenset(
     {
@@ -31,9 +33,10 @@ _SIGNED: Final = frozenset(
         "SafeSoftmaxBackward0",
         "AbsBackward0",
         "SqrtBackward0",
+        "EmbeddingBackward0",
     }
 )
-"""Operations whose results may be known to be of one sign."""
+"""Operations whose results may be known to be of one sign; a table's, by its own values."""
 _PRODUCTS: Final = frozenset(
     {"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0", "MvBackward0"}
 )
@@ -60,6 +63,7 @@ class Structure:
         signed: ids of matrices that meet activations of one sign, so that their own signs matter.
         tables: ids of parameters whose rows are looked up: a row may be picked by any batch, so
             only what holds for a feature in all of them can last.
+        outputs: id of a weight -> its axis of output features.
         sums: numbers of the nodes at which a bias may close a gate, see `gated_sums`.
         norms: numbers of the norms that may close a channel within limits.
     """
@@ -67,8 +71,21 @@ class Structure:
     scales: frozenset[int]
     signed: frozenset[int]
     tables: frozenset[int]
+    outputs: Mapping[int, int]
     sums: tuple[int, ...]
     norms: tuple[int, ...]
+
+    def axes(self, key: int, *, first: bool = False) -> tuple[int, ...]:
+        """Return the axes of a parameter along which a slice of zeros matters.
+
+        Args:
+            key: its id.
+            first: only those along which it matters by itself. Zero weights of an input last only
+                where that input is zero, and something else must make it so.
+        """
+        if first and key in self.outputs:
+            return (self.outputs[key],)
+        return (1,) if key in self.tables else (0, 1)
 
 
 def structure(graph: Graph) -> Structure:
@@ -97,6 +114,7 @@ def structure(graph: Graph) -> Structure:
         scales=frozenset(scales),
         signed=frozenset(signed),
         tables=frozenset(_tables(graph)),
+        outputs={id(parameter_of(graph, one)): one.axis for one in weights(graph)},
         sums=gated_sums(graph),
         norms=tuple(number for number, node in enumerate(graph.nodes) if norm_limits.covers(node)),
     )
@@ -124,13 +142,14 @@ def _signed(node: Node, operands: list[bool]) -> bool:
     return any(operands)
 
 
-def candidate(key: int, now: Signs, form: Structure) -> bool:
+def candidate(key: int, now: Signs, form: Structure, *, first: bool = False) -> bool:
     """Whether a parameter has a fact that could close something.
 
     Args:
         key: its id.
         now: what its stored values are.
         form: the graph's.
+        first: see `Structure.axes`.
     """
     if not now.known:
         return False
@@ -138,7 +157,7 @@ def candidate(key: int, now: Signs, form: Structure) -> bool:
     if len(shape) < 2:  # noqa: PLR2004 - a vector matters where it scales
         return key in form.scales and bool(now.zero.parts)
     facts: Iterable[Mask] = (now.zero, now.neg, now.pos) if key in form.signed else (now.zero,)
-    axes = (1,) if key in form.tables else (0, 1)
+    axes = form.axes(key, first=first)
     return any(_has_slice(mask, axes) for mask in facts)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ormas_core.certificates import bounded, conditions, leaves, masks, units
 from ormas_core.certificates.boxes import box_of, holds
-from ormas_core.certificates.candidates import Structure, candidate, structure
+from ormas_core.certificates.candidates import Structure, structure
 from ormas_core.certificates.checker import check_claim
 from ormas_core.certificates.explain import Explanation
 from ormas_core.certificates.graph import Graph
@@ -109,10 +109,8 @@ def examine_values(
             each new claim has a proof of its own first unit.
     """
     found = bounded.find_limits(graphs, forms, owners)
-    likely = now.likely().items()
-    worth = any(candidate(key, held, form) for form in forms for key, held in likely)
     facts = now.every()
-    if not worth and found is None:
+    if not now.likely() and found is None:
         bare = {key: leaves.bare(owners.get(key, _UNKNOWN).name, one) for key, one in facts.items()}
         return Outcome((), (), bare, {}, tuple(graphs), {})
     return _Examination(graphs, owners, facts, found, held).outcome()

@@ -1,7 +1,7 @@
 """What the stored values of parameters are, read as far as somebody asks.
 
-A check at which nothing has changed looks at the scales, and at one element of each slice of every
-large matrix. All is looked at within one check, during which nothing is written.
+A check at which nothing has changed looks at the scales, and at one weight of each output feature.
+All is looked at within one check, during which nothing is written.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ormas_core.certificates import leaves, masks, signs
-from ormas_core.certificates.candidates import Structure
+from ormas_core.certificates.candidates import Structure, candidate
 from ormas_core.certificates.leaves import DENSE_ELEMENTS
 from ormas_core.certificates.masks import Part
 from ormas_core.certificates.signs import Signs
@@ -38,17 +38,24 @@ class Values:
         dense: int = DENSE_ELEMENTS,
     ) -> None:
         self._parameters = parameters
+        self._forms = forms
         self._dense = dense
         self._signed = frozenset().union(*(form.signed for form in forms))
+        self._scales = frozenset().union(*(form.scales for form in forms))
         self._found: dict[int, Signs] = {}
-        scales = frozenset().union(*(form.scales for form in forms))
-        tables = frozenset().union(*(form.tables for form in forms))
-        with torch.no_grad():
-            self._likely = self._glance(scales, tables)
+        self._likely: dict[int, Signs] | None = None
 
     def likely(self) -> dict[int, Signs]:
-        """Return the facts about all parameters of which one may be a `candidate`, by id."""
-        return self.of(self._likely)
+        """Return the facts about all that may be a `candidate`, by id, if one is by itself."""
+        if self._likely is None:
+            begun = self.of(self._glance(self._parameters, first=True))
+            worth = any(
+                candidate(key, facts, form, first=True)
+                for form in self._forms
+                for key, facts in begun.items()
+            )
+            self._likely = self.of(self._glance(self._parameters)) if worth else {}
+        return self._likely
 
     def every(self) -> dict[int, Signs]:
         """Return the facts about all parameters, by id."""
@@ -65,16 +72,16 @@ class Values:
             for number, low, high in zip(numbers, *parts, strict=True):
                 key = small[number]
                 self._found[key] = _dense(tuple(self._parameters[key].shape), low, high)
-        for key in new:
-            if key not in self._found:
-                self._found[key] = self._read(key)
+        large = [key for key in new if key not in self._found]
+        glanced = set(self._glance(large))
+        for key in large:
+            values, signed = self._parameters[key], key in self._signed
+            self._found[key] = (
+                leaves.read_now(values, self._dense, signed=signed)
+                if key in glanced
+                else signs.unknown(tuple(values.shape))
+            )
         return {key: self._found[key] for key in wanted}
-
-    def _read(self, key: int) -> Signs:
-        parameter, signed = self._parameters[key], key in self._signed
-        if key not in self._likely and not signed:
-            return signs.unknown(tuple(parameter.shape))
-        return leaves.read_now(parameter, self._dense, signed=signed)
 
     def _is_small(self, key: int) -> bool:
         """Whether a parameter is read whole."""
@@ -82,30 +89,42 @@ class Values:
         few = values.dim() < 2 or values.numel() <= self._dense  # noqa: PLR2004
         return few and values.is_floating_point()
 
-    def _glance(self, scales: frozenset[int], tables: frozenset[int]) -> dict[int, None]:
-        """Return, in order, those that may have a slice of zeros, or of a sign that matters."""
-        found: dict[int, None] = {}
+    def _glance(self, keys: Iterable[int], *, first: bool = False) -> list[int]:
+        """Return which may have a slice of zeros, or of a sign that matters.
+
+        Args:
+            keys: the parameters to look at.
+            first: see `Structure.axes`.
+        """
+        wanted = list(keys)
+        found: set[int] = set()
         asked: list[int] = []
         parts: list[Tensor] = []
-        for key, parameter in self._parameters.items():
-            if not parameter.is_floating_point() or not parameter.numel():
-                continue
-            if parameter.dim() < 2:  # noqa: PLR2004
-                pieces = [parameter.flatten()] if key in scales else []
-            elif key in self._signed:
-                found[key] = None
-                pieces = []
-            elif parameter.numel() <= self._dense:
-                pieces = [parameter.flatten()]
-            else:
-                pieces = _first_of_each(parameter, rows=key not in tables)
-            asked += [key] * len(pieces)
-            parts += pieces
-        for numbers, ends, host in _together(parts):
-            zeros = np.flatnonzero(host == 0)
-            hit = np.unique(np.searchsorted(ends, zeros, side="right"))
-            found.update((asked[numbers[place]], None) for place in hit)
-        return {key: None for key in self._parameters if key in found}
+        with torch.no_grad():
+            for key in wanted:
+                values = self._parameters[key]
+                if not values.is_floating_point() or not values.numel():
+                    continue
+                if key in self._signed:
+                    found.add(key)
+                    continue
+                pieces = self._pieces(key, values, first=first)
+                asked += [key] * len(pieces)
+                parts += pieces
+            for numbers, ends, host in _together(parts):
+                zeros = np.flatnonzero(host == 0)
+                hit = np.unique(np.searchsorted(ends, zeros, side="right"))
+                found.update(asked[numbers[place]] for place in hit)
+        return [key for key in wanted if key in found]
+
+    def _pieces(self, key: int, values: Tensor, *, first: bool) -> list[Tensor]:
+        """Return elements of a parameter that are not all nonzero where a slice is zero."""
+        if values.dim() < 2:  # noqa: PLR2004
+            return [values.flatten()] if key in self._scales else []
+        if values.numel() <= self._dense:
+            return [values.flatten()]
+        axes = {axis for form in self._forms for axis in form.axes(key, first=first)}
+        return [_first_of_each(values, axis) for axis in sorted(axes)]
 
 
 def _dense(shape: tuple[int, ...], low: Part, high: Part) -> Signs:
@@ -114,13 +133,11 @@ def _dense(shape: tuple[int, ...], low: Part, high: Part) -> Signs:
     return signs.facts(masks.none(shape), neg, pos)
 
 
-def _first_of_each(values: Tensor, *, rows: bool) -> list[Tensor]:
-    """Return the first element of each slice along the second axis, and along the first one."""
-    rest = (0,) * (values.dim() - 2)
-    axes: list[tuple[int | slice, ...]] = [(0, slice(None), *rest)]
-    if rows:
-        axes.append((slice(None), 0, *rest))
-    return [values[axis] for axis in axes]
+def _first_of_each(values: Tensor, axis: int) -> Tensor:
+    """Return the first element of each slice along the first or the second axis."""
+    place: list[int | slice] = [0] * values.dim()
+    place[axis] = slice(None)
+    return values[tuple(place)]
 
 
 def _together(
