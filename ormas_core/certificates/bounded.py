@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from ormas_core.certificates import norm_limits
 from ormas_core.certificates.candidates import Structure
 from ormas_core.certificates.graph import Graph
 from ormas_core.certificates.limits import Bound, Limits
@@ -20,7 +19,7 @@ def find_limits(
         for number in form.sums:
             if (bound := sum_bound(graph, number, owners)) is not None:
                 found[id(graph.nodes[number])] = bound
-        for number, node in enumerate(graph.nodes):
-            if norm_limits.covers(node) and (norm := norm_bound(graph, number, owners)) is not None:
-                found[id(node)] = norm
+        for number in form.norms:
+            if (norm := norm_bound(graph, number, owners)) is not None:
+                found[id(graph.nodes[number])] = norm
     return Limits(found) if found else None

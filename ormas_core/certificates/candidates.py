@@ -5,15 +5,17 @@ that limits might close. Most checks of a healthy model end here. What this over
 that are constant whatever the parameters are) is not claimed, which is sound.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from ormas_core.certificates import masks
+from ormas_core.certificates import masks, norm_limits
 from ormas_core.certificates.graph import LEAF, Graph, Node
 from ormas_core.certificates.masks import Mask
 from ormas_core.certificates.signs import Signs
 from ormas_core.certificates.sums import gated_sums
+from ormas_core.certificates.suspects import parameter_of
+from ormas_core.certificates.units import weights
 
 _SIGNED: Final = frozenset(
     {
@@ -31,9 +33,10 @@ _SIGNED: Final = frozenset(
         "SafeSoftmaxBackward0",
         "AbsBackward0",
         "SqrtBackward0",
+        "EmbeddingBackward0",
     }
 )
-"""Operations whose results may be known to be of one sign."""
+"""Operations whose results may be known to be of one sign; a table's, by its own values."""
 _PRODUCTS: Final = frozenset(
     {"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0", "MvBackward0"}
 )
@@ -58,12 +61,31 @@ class Structure:
     Attributes:
         scales: ids of vectors that multiply activations.
         signed: ids of matrices that meet activations of one sign, so that their own signs matter.
+        tables: ids of parameters whose rows are looked up: a row may be picked by any batch, so
+            only what holds for a feature in all of them can last.
+        outputs: id of a weight -> its axis of output features.
         sums: numbers of the nodes at which a bias may close a gate, see `gated_sums`.
+        norms: numbers of the norms that may close a channel within limits.
     """
 
     scales: frozenset[int]
     signed: frozenset[int]
+    tables: frozenset[int]
+    outputs: Mapping[int, int]
     sums: tuple[int, ...]
+    norms: tuple[int, ...]
+
+    def axes(self, key: int, *, first: bool = False) -> tuple[int, ...]:
+        """Return the axes of a parameter along which a slice of zeros matters.
+
+        Args:
+            key: its id.
+            first: only those along which it matters by itself. Zero weights of an input last only
+                where that input is zero, and something else must make it so.
+        """
+        if first and key in self.outputs:
+            return (self.outputs[key],)
+        return (1,) if key in self.tables else (0, 1)
 
 
 def structure(graph: Graph) -> Structure:
@@ -88,7 +110,23 @@ def structure(graph: Graph) -> Structure:
             scales.update(*below)
         # A weight's own name goes up only through operations that move its elements.
         reach.append(frozenset().union(*below) if len(edges) == 1 and not stops else frozenset())
-    return Structure(frozenset(scales), frozenset(signed), gated_sums(graph))
+    return Structure(
+        scales=frozenset(scales),
+        signed=frozenset(signed),
+        tables=frozenset(_tables(graph)),
+        outputs={id(parameter_of(graph, one)): one.axis for one in weights(graph)},
+        sums=gated_sums(graph),
+        norms=tuple(number for number, node in enumerate(graph.nodes) if norm_limits.covers(node)),
+    )
+
+
+def _tables(graph: Graph) -> Iterator[int]:
+    """Yield the ids of the parameters that are looked up as they are."""
+    for node in graph.nodes:
+        if node.name == "EmbeddingBackward0" and node.inputs[0] is not None:
+            parameter = graph.nodes[node.inputs[0][0]].parameter
+            if parameter is not None:
+                yield id(graph.parameters[parameter])
 
 
 def _signed(node: Node, operands: list[bool]) -> bool:
@@ -104,13 +142,14 @@ def _signed(node: Node, operands: list[bool]) -> bool:
     return any(operands)
 
 
-def candidate(key: int, now: Signs, form: Structure) -> bool:
+def candidate(key: int, now: Signs, form: Structure, *, first: bool = False) -> bool:
     """Whether a parameter has a fact that could close something.
 
     Args:
         key: its id.
         now: what its stored values are.
         form: the graph's.
+        first: see `Structure.axes`.
     """
     if not now.known:
         return False
@@ -118,7 +157,8 @@ def candidate(key: int, now: Signs, form: Structure) -> bool:
     if len(shape) < 2:  # noqa: PLR2004 - a vector matters where it scales
         return key in form.scales and bool(now.zero.parts)
     facts: Iterable[Mask] = (now.zero, now.neg, now.pos) if key in form.signed else (now.zero,)
-    return any(_has_slice(mask) for mask in facts)
+    axes = form.axes(key, first=first)
+    return any(_has_slice(mask, axes) for mask in facts)
 
 
 def fingerprint(found: Mapping[int, Signs], form: Structure) -> tuple[object, ...]:
@@ -132,11 +172,11 @@ def fingerprint(found: Mapping[int, Signs], form: Structure) -> tuple[object, ..
     return tuple(parts)
 
 
-def _has_slice(mask: Mask) -> bool:
-    """Whether a whole slice along one of the first two axes is in the mask."""
+def _has_slice(mask: Mask, axes: tuple[int, ...]) -> bool:
+    """Whether a whole slice along one of the axes is in the mask."""
     if not mask.parts:
         return False
     rank = len(mask.shape)
     return any(
-        bool(masks.all_over(mask, [a for a in range(rank) if a != axis]).parts) for axis in (0, 1)
+        bool(masks.all_over(mask, [a for a in range(rank) if a != axis]).parts) for axis in axes
     )

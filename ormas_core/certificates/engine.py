@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ormas_core.certificates import bounded, conditions, leaves, masks, units
 from ormas_core.certificates.boxes import box_of, holds
-from ormas_core.certificates.candidates import Structure, candidate, structure
+from ormas_core.certificates.candidates import Structure, structure
 from ormas_core.certificates.checker import check_claim
 from ormas_core.certificates.explain import Explanation
 from ormas_core.certificates.graph import Graph
@@ -24,6 +24,7 @@ from ormas_core.certificates.prover import Pass, Proof, prove
 from ormas_core.certificates.signs import Signs
 from ormas_core.certificates.suspects import open_units, parameter_of
 from ormas_core.certificates.units import Weight
+from ormas_core.certificates.values import Values
 from ormas_core.claims import (
     CertificateClass,
     Claim,
@@ -81,16 +82,8 @@ def examine(
         dense: see `leaves.DENSE_ELEMENTS`.
     """
     forms = [structure(graph) for graph in graphs]
-    now = read_values(graphs, forms, dense=dense)
+    now = Values(parameters_of(graphs), forms, dense)
     return examine_values(graphs, owners, forms, now)
-
-
-def read_values(
-    graphs: Sequence[Graph], forms: Sequence[Structure], *, dense: int = DENSE_ELEMENTS
-) -> dict[int, Signs]:
-    """Return the facts about the stored values of every parameter in the graphs."""
-    signed = frozenset().union(*(form.signed for form in forms))
-    return leaves.read_all(parameters_of(graphs), signed, dense)
 
 
 def parameters_of(graphs: Sequence[Graph]) -> dict[int, Tensor]:
@@ -102,25 +95,25 @@ def examine_values(
     graphs: Sequence[Graph],
     owners: Mapping[int, Owner],
     forms: Sequence[Structure],
-    now: Mapping[int, Signs],
+    now: Values,
     held: Held = _nothing_held,
 ) -> Outcome:
-    """Do `examine` with values that were read already.
+    """Do `examine` with values that were looked at already.
 
     Args:
         graphs: see `examine`.
         owners: see `examine`.
         forms: what the form of each graph says.
-        now: what `read_values` gave.
+        now: the values of all parameters in the graphs.
         held: units that are claimed already, whose claims are kept apart from new ones, so that
             each new claim has a proof of its own first unit.
     """
     found = bounded.find_limits(graphs, forms, owners)
-    worth = any(candidate(key, held, form) for form in forms for key, held in now.items())
-    if not worth and found is None:
-        bare = {key: leaves.bare(owners.get(key, _UNKNOWN).name, held) for key, held in now.items()}
+    facts = now.every()
+    if not now.likely() and found is None:
+        bare = {key: leaves.bare(owners.get(key, _UNKNOWN).name, one) for key, one in facts.items()}
         return Outcome((), (), bare, {}, tuple(graphs), {})
-    return _Examination(graphs, owners, now, found, held).outcome()
+    return _Examination(graphs, owners, facts, found, held).outcome()
 
 
 def lasting_leaf(parameter: Tensor, now: Signs, owner: Owner) -> Leaf:

@@ -135,7 +135,7 @@ class GraphReader:
         name = _name(function)
         metadata = function._input_metadata
         wanted = self._settings.get(name)
-        attrs = tuple(_attributes(function, wanted)) if wanted else ()
+        first = metadata[0]
         return (
             name,
             tuple(
@@ -145,23 +145,25 @@ class GraphReader:
                 ]
             ),
             # Sizes are tuples; they are turned into plain ones where a graph is built.
-            tuple([meta.shape for meta in metadata]),
-            metadata[0].dtype,
-            metadata[0].device,
-            attrs,
+            (first.shape,) if len(metadata) == 1 else tuple([meta.shape for meta in metadata]),
+            first.dtype,
+            first.device,
+            _attributes(function, wanted) if wanted else (),
             id(function.variable) if name == LEAF else None,
         )
 
 
-def _attributes(function: Any, wanted: Sequence[tuple[str, str]]) -> Iterator[tuple[str, Any]]:
-    """Yield the recorded settings of a node."""
+def _attributes(function: Any, wanted: Sequence[tuple[str, str]]) -> tuple[tuple[str, Any], ...]:
+    """Return the recorded settings of a node."""
+    found = []
     for setting, saved in wanted:
         try:
             value = getattr(function, saved)
         except (AttributeError, RuntimeError):
             # Another version of torch, or freed: the rule then finds the setting missing.
             continue
-        yield setting, value if value is None or value is True or value is False else _plain(value)
+        found.append((setting, _plain(value)))
+    return tuple(found)
 
 
 def read(
@@ -227,8 +229,8 @@ def has_gradient_hook(parameter: Tensor) -> bool:
 
     Hooks of our own do not: another monitor of the same model may be counting.
     """
-    names = ("_backward_hooks", "_post_accumulate_grad_hooks")
-    hooks = [hook for name in names for hook in (getattr(parameter, name, None) or {}).values()]
+    before, after = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
+    hooks = [*(before or {}).values(), *(after or {}).values()] if before or after else []
     return any(not isinstance(hook, CountingHook) for hook in hooks)
 
 
@@ -265,23 +267,21 @@ def _ordered(roots: Sequence[Any]) -> dict[Any, _Before]:
     seen: dict[Any, _Before] = {}
     stack: list[Any] = list(roots)
     while stack:
-        function = stack[-1]
+        function = stack.pop()
         if function in done:
-            stack.pop()
             continue
         before = seen.get(function)
         if before is None:
             before = seen[function] = function.next_functions
-        waiting = [
-            producer for producer, _ in before if producer is not None and producer not in done
-        ]
-        if waiting:
-            stack.extend(waiting)
-            continue
+            waiting = [one for one, _ in before if one is not None and one not in done]
+            if waiting:
+                # Met again below its producers, it has all of them before it.
+                stack.append(function)
+                stack += waiting
+                continue
         if len(done) >= MOST_NODES:
             raise UnreadableGraphError(f"the graph has more than {MOST_NODES} operations")
         done[function] = before
-        stack.pop()
     return done
 
 
@@ -297,10 +297,11 @@ def _name(function: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """Undo torch's way of showing signed numbers as unsigned ones."""
-    if isinstance(value, list | tuple):
-        return tuple(_plain(item) for item in value)
-    if isinstance(value, int) and not isinstance(value, bool) and value >= _SIGN_BIT:
-        return value - 2 * _SIGN_BIT
-    if value is None or isinstance(value, bool | int | float | str):
+    kind = type(value)
+    if kind is int:
+        return value - 2 * _SIGN_BIT if value >= _SIGN_BIT else value
+    if value is None or kind is bool or kind is float or kind is str:
         return value
-    return type(value).__name__
+    if isinstance(value, list | tuple):
+        return tuple([_plain(item) for item in value])
+    return kind.__name__

@@ -122,6 +122,8 @@ def broken(
         evidence: what else the check saw.
         proofs: the fixpoints that the claims are from.
     """
+    if not held:
+        return {}
     groups = {id(place): (claim, place, rates) for claim, place, _, rates in held.values()}
     shared = {
         key: next(iter(_reasons(claim, place, rates, graphs, owners, evidence)), "")

@@ -5,9 +5,9 @@ change while gradients are zero: the set K0 that the proof starts from.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from ormas_core.certificates.signs import Signs
 DENSE_ELEMENTS: Final = 1024
 """Parameters up to this size are read element by element, larger ones by rows and columns."""
 _SAMPLES: Final = (8, 64)
-_Compare = Callable[[Any, float], Part]
-_NUMPY: Final = frozenset({torch.float16, torch.float32, torch.float64})
-"""Types that numpy has too."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,77 +80,6 @@ def read_now(parameter: Tensor, dense: int = DENSE_ELEMENTS, *, signed: bool = T
         _from_axes(shape, [low for low, _ in found]),
         _from_axes(shape, [high for _, high in found]),
     )
-
-
-def read_all(
-    parameters: Mapping[int, Tensor], signed: Collection[int], dense: int = DENSE_ELEMENTS
-) -> dict[int, Signs]:
-    """Do `read_now` for many parameters, by id, with few copies to the host.
-
-    Small ones come over whole. Of large ones that are read for zeros only, the first element of
-    each slice spares most the reading.
-    """
-    small: dict[int, Tensor] = {}
-    first: dict[int, tuple[Tensor, Tensor]] = {}
-    for key, parameter in parameters.items():
-        values = parameter.detach()
-        if not values.dtype.is_floating_point:
-            continue
-        if values.dim() < 2 or values.numel() <= dense:  # noqa: PLR2004
-            small[key] = values.flatten()
-        elif key not in signed:
-            first[key] = _first_of_each(values)
-    neg, pos = _compared(list(small.values()), np.less_equal, np.greater_equal)
-    (zero,) = _compared([part for pair in first.values() for part in pair], np.equal)
-    whole = dict(zip(small, zip(neg, pos, strict=True), strict=True))
-    glanced = dict(zip(first, zip(zero[::2], zero[1::2], strict=True), strict=True))
-    found = {}
-    for key, parameter in parameters.items():
-        shape = tuple(parameter.shape)
-        if key in whole:
-            found[key] = _dense(shape, *whole[key])
-        elif key in glanced and not any(part.any() for part in glanced[key]):
-            found[key] = signs.unknown(shape)
-        else:
-            found[key] = read_now(parameter, dense, signed=key in signed)
-    return found
-
-
-def _dense(shape: tuple[int, ...], low: Part, high: Part) -> Signs:
-    """Return the facts about each element, from which are <= 0 and which >= 0."""
-    neg, pos = (masks.union_of(shape, [part.reshape(shape)]) for part in (low, high))
-    return signs.facts(masks.none(shape), neg, pos)
-
-
-def _first_of_each(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first element of each slice along the first and the second axis."""
-    rows, columns = values, values[0]
-    while rows.dim() > 1:
-        rows = rows.select(1, 0)
-    while columns.dim() > 1:
-        columns = columns.select(1, 0)
-    return rows, columns
-
-
-def _compared(tensors: Sequence[Tensor], *comparisons: _Compare) -> list[list[Part]]:
-    """Compare flat tensors with zero on the host, with one copy for each device and type.
-
-    Returns, for each comparison, the flags of each tensor.
-    """
-    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
-    for number, tensor in enumerate(tensors):
-        alike.setdefault((tensor.device, tensor.dtype), []).append(number)
-    found: list[list[Part]] = [[np.zeros(0, np.bool_)] * len(tensors) for _ in comparisons]
-    for (_, dtype), numbers_ in alike.items():
-        whole = torch.cat([tensors[number] for number in numbers_]).cpu()
-        # numpy has no bfloat16, and float32 holds all of its values.
-        host = (whole if dtype in _NUMPY else whole.float()).numpy()
-        for compare, parts in zip(comparisons, found, strict=True):
-            flags, end = compare(host, 0.0), 0
-            for number in numbers_:
-                start, end = end, end + tensors[number].shape[0]
-                parts[number] = flags[start:end]
-    return found
 
 
 def bare(name: str, now: Signs) -> Leaf:

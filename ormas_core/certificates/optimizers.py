@@ -6,7 +6,6 @@ value with its own state. Types are compared exactly: a subclass may do anything
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -68,8 +67,7 @@ class Refused(Exception):  # noqa: N818 - an answer, not a failure
     """Nothing is known about this optimizer, setting or parameter; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A parameter's place in an optimizer.
 
     Attributes:

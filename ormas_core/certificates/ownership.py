@@ -1,9 +1,8 @@
 """Who may write a parameter, besides the one optimizer that a claim about it assumes."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,8 +13,7 @@ from ormas_core.certificates.optimizers import Slot, lr_ceiling
 UNOWNED: Final = "it is in no optimizer"
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(NamedTuple):
     """What is known of a parameter outside the graph.
 
     Attributes:
@@ -50,8 +48,8 @@ def owners(
         seen_lr: parameter id -> largest learning rate seen so far.
         asserted: class names of optimizers whose behaviour the user vouches for.
     """
-    slots = dict(_slots(optimizers, lr_max, seen_lr or {}, asserted))
-    storages = _shared_storages(layers, tensors)
+    slots = _slots(optimizers, lr_max, seen_lr or {}, asserted)
+    storages = _Storages(layers, tensors)
     found: dict[int, Owner] = {}
     for layer, module in layers:
         for own, parameter in parameters_in(module):
@@ -70,30 +68,32 @@ def _slots(
     lr_max: float | None,
     seen_lr: Mapping[int, float],
     asserted: Collection[str],
-) -> Iterator[tuple[int, list[Slot]]]:
+) -> dict[int, list[Slot]]:
     places: dict[int, list[Slot]] = {}
     for optimizer in optimizers:
-        kind = type(optimizer)
+        kind, state = type(optimizer), optimizer.state
+        vouched = kind.__name__ in asserted
         for group in optimizer.param_groups:
+            ceilings: dict[float, float] = {}
             for parameter in group["params"]:
-                ceiling = lr_max
-                if ceiling is None:
-                    ceiling = lr_ceiling(group, seen_lr.get(id(parameter), 0.0))
+                seen = seen_lr.get(id(parameter), 0.0)
+                if seen not in ceilings:
+                    ceilings[seen] = lr_ceiling(group, seen) if lr_max is None else lr_max
                 # Indexing the state would create an entry in the user's optimizer.
-                state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-                slot = Slot(kind, group, state, ceiling, kind.__name__ in asserted)
+                slot = Slot(kind, group, state.get(parameter, {}), ceilings[seen], vouched)
                 places.setdefault(id(parameter), []).append(slot)
-    yield from places.items()
+    return places
 
 
-def _shared_storages(
-    layers: Sequence[tuple[str, nn.Module]], more: Iterable[Tensor]
-) -> Counter[int]:
-    """Count the distinct tensors that live in each storage."""
-    tensors = {id(tensor): tensor for tensor in more}
-    for _, module in layers:
-        tensors.update((id(tensor), tensor) for tensor in tensors_in(module))
-    return Counter(address for tensor in tensors.values() if (address := storage_address(tensor)))
+class _Storages:
+    """Where tensors live, and how many distinct ones live in each storage."""
+
+    def __init__(self, layers: Sequence[tuple[str, nn.Module]], more: Iterable[Tensor]) -> None:
+        tensors = {id(tensor): tensor for tensor in more}
+        for _, module in layers:
+            tensors.update((id(tensor), tensor) for tensor in tensors_in(module))
+        self.addresses = {key: storage_address(tensor) for key, tensor in tensors.items()}
+        self.tenants = Counter(self.addresses.values())
 
 
 def storage_address(tensor: Tensor) -> int:
@@ -105,7 +105,7 @@ def storage_address(tensor: Tensor) -> int:
 
 
 def _refusal(
-    module: nn.Module, parameter: Tensor, places: Sequence[Slot], storages: Counter[int]
+    module: nn.Module, parameter: Tensor, places: Sequence[Slot], storages: _Storages
 ) -> str:
     if not places:
         return UNOWNED
@@ -114,10 +114,10 @@ def _refusal(
     lr, most = abs(float(places[0].group.get("lr", 0.0))), places[0].lr_max
     if lr > most:
         return f"its learning rate {lr:.3g} is above the lr_max {most:.3g} that was asked for"
-    address = storage_address(parameter)
+    address = storages.addresses[id(parameter)]
     if not address:
         return "its storage cannot be seen"
-    if storages[address] > 1:
+    if storages.tenants[address] > 1:
         return "it shares its storage with another tensor"
     if has_gradient_hook(parameter):
         return "a hook on it may change its gradient"

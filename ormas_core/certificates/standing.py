@@ -7,14 +7,14 @@ from ormas_core.certificates.candidates import Structure
 from ormas_core.certificates.engine import Outcome, lasting_leaf, parameters_of
 from ormas_core.certificates.masks import Mask, meet
 from ormas_core.certificates.ownership import Owner
-from ormas_core.certificates.signs import Signs
+from ormas_core.certificates.values import Values
 from ormas_core.claims import CertificateClass
 
 
 def stands(
     outcome: Outcome,
     forms: Sequence[Structure],
-    now: Mapping[int, Signs],
+    now: Values,
     owners: Mapping[int, Owner],
 ) -> bool:
     """Whether the facts that an outcome rests on still hold, and last as they did.
@@ -29,17 +29,17 @@ def stands(
     if ideal is None:
         return True  # nothing was worth a proof, and still is not
     parameters = parameters_of(outcome.graphs)
-    for key, facts in ideal.facts.items():
-        if not facts.known:
-            continue
-        leaf, before = lasting_leaf(parameters[key], now[key], owners[key]), outcome.leaves[key]
+    used = {key: facts for key, facts in ideal.facts.items() if facts.known}
+    for key, held in now.of(used).items():
+        leaf, before = lasting_leaf(parameters[key], held, owners[key]), outcome.leaves[key]
         if leaf.reason != before.reason:
             return False
         for name in ("zero", "neg", "pos"):
-            used: Mask = getattr(facts, name)
-            if not meet(getattr(leaf.now, name), used).same(meet(getattr(before.now, name), used)):
+            needed: Mask = getattr(used[key], name)
+            held_now, held_then = getattr(leaf.now, name), getattr(before.now, name)
+            if not meet(held_now, needed).same(meet(held_then, needed)):
                 return False
             lasts, lasted = getattr(leaf.lasting, name), getattr(before.lasting, name)
-            if not meet(lasts, used).same(meet(lasted, used)):
+            if not meet(lasts, needed).same(meet(lasted, needed)):
                 return False
     return True

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from fuzz.attack import Tally, fuzz_one
 
-_CHUNK: Final = 100
+_CHUNK: Final = 25
 _ENOUGH: Final = 50
 """Counterexamples after which no more are looked for."""
 
