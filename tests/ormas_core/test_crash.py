@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_support import child_environment
+from process_support import child_environment
 from zygote_support import Ended, Zygote
 
 from ormas_core import RecordGap, RunEnd, Status, read_metrics, read_record, read_run, run_facts
