@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +30,7 @@ import client
 client.main({address!r})
 """
 _WARM = _TESTS / "warm"
+_STARTING = threading.Lock()
 _IMPORTED = (
     *("torch", "torch._dynamo", "torch.distributed.run"),
     *("lightning.pytorch", "transformers.trainer", "sklearn.datasets"),
@@ -56,9 +58,14 @@ def child_environment() -> dict[str, str]:
     }
 
 
-@cache
 def warm_python() -> str:
     """Return the path of a Python that has imported the frameworks; it ends with this process."""
+    with _STARTING:
+        return _start()
+
+
+@cache
+def _start() -> str:
     # Not in a folder of pytest's: the address of a socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     address, client = str(folder / "socket"), folder / "python"

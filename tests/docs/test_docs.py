@@ -117,7 +117,7 @@ class Workshop:
         for block in (b for b in BLOCKS if b.place == place):
             if block.language == "python":
                 (folder / "script.py").write_text(block.text, encoding="utf-8")
-                ran[block] = call([warm_python(), "script.py"], folder)
+                ran[block] = call(["script.py"], folder)
             elif block.language == "console":
                 ran[block] = console(block, folder)
             elif block.language == "sh":
@@ -136,7 +136,7 @@ def console(block: Block, folder: Path) -> Ran:
             assert code == 0, f"{block}: exit code {code} before `{command}`, and no echo $?"
             program, *arguments = shlex.split(command)
             assert program == "ormas-monitor", f"{block}: the test does not run {program}"
-            ran = call([sys.executable, "-m", "ormas_core.cli.main", *arguments], folder)
+            ran = call(["-m", "ormas_core.cli.main", *arguments], folder)
             found, code = ran.shown, ran.code
         steps.append((command, expected, found))
     return Ran(code, "", tuple(steps))
@@ -179,10 +179,10 @@ def shell(text: str, folder: Path) -> Ran:
     return Ran(done.returncode, done.stdout + done.stderr)
 
 
-def call(command: list[str], folder: Path) -> Ran:
-    """Run a command of Python in `folder`, as this tree has it, offline and on the CPU."""
+def call(arguments: list[str], folder: Path) -> Ran:
+    """Run Python in `folder`, as this tree has it, offline and on the CPU."""
     done = subprocess.run(
-        command,
+        [warm_python(), *arguments],
         cwd=folder,
         env=child_environment(),
         capture_output=True,
