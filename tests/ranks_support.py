@@ -20,48 +20,23 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from multiprocessing import connection
+from multiprocessing import connection, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
 import torch.distributed as dist
+from process_support import child_environment, warm_python
 
 COLLECTIVE_TIMEOUT_S = 30.0
 TIMEOUT_S = 120.0
 
-_TESTS = Path(__file__).resolve().parent
-# The root comes first: folders of `tests` bear the names of the packages they test.
-_IMPORTABLE = (_TESTS.parent, _TESTS, _TESTS / "distributed")
 _HANDOVER = "handover"
 _GRACE_S = 15.0
 _START_S = 60.0
 _LAST_WORDS_S = 2.0
 _SHOWN_OUTPUT = 8000
-_LAUNCHERS = frozenset(
-    {"RANK", "LOCAL_RANK", "GROUP_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
-)
-
-
-def child_environment() -> dict[str, str]:
-    """Return the environment of a child: offline, one thread, no GPU, no proxy, no launcher."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in _LAUNCHERS
-        and not name.lower().endswith("_proxy")
-        and not name.startswith(("MLFLOW_", "PYTEST_", "TORCHELASTIC_"))
-    }
-    return {
-        **kept,
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(map(str, _IMPORTABLE)),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +158,7 @@ def run_script(
         AssertionError: it failed, did not end, or a rank did not report; with its last output.
     """
     handover, cwd = _folders(folder, "cwd")
-    command = [sys.executable]
+    command = [warm_python()]
     if torchrun:
         launcher = "torch.distributed.run"
         command += ["-m", launcher, "--standalone", "--nproc-per-node", str(world_size)]
@@ -270,8 +245,12 @@ def _run(
     handover, _ = _folders(folder, "")
     children: list[BaseProcess] = []
     pipes: list[connection.Connection] = []
+    resource_tracker.ensure_running()  # it outlives the test, and is no warm process
     try:
-        with mock.patch.dict(os.environ, child_environment(), clear=True):
+        with (
+            mock.patch.dict(os.environ, child_environment(), clear=True),
+            mock.patch("multiprocessing.spawn._python_exe", os.fsencode(warm_python())),
+        ):
             for rank in range(seats.world_size):
                 receiver, sender = context.Pipe(duplex=False)
                 pipes.append(receiver)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from ranks_support import child_environment
+from process_support import child_environment, warm_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -182,7 +182,7 @@ def shell(text: str, folder: Path) -> Ran:
 def call(arguments: list[str], folder: Path) -> Ran:
     """Run Python in `folder`, as this tree has it, offline and on the CPU."""
     done = subprocess.run(
-        [sys.executable, *arguments],
+        [warm_python(), *arguments],
         cwd=folder,
         env=child_environment(),
         capture_output=True,

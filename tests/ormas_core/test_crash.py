@@ -3,13 +3,11 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ranks_support import child_environment
-from zygote_support import Ended, Zygote
+from process_support import child_environment, run_warm, warm_python
 
 from ormas_core import RecordGap, RunEnd, Status, read_metrics, read_record, read_run, run_facts
 from ormas_core import verify_record as verify
@@ -43,11 +41,9 @@ def train(monitor, steps):
 STEPS = 14
 
 
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A process that has imported torch, to be forked."""
-    with Zygote(TRAINING, tmp_path_factory.mktemp("zygote")) as found:
-        yield found
+def run(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """Run a training and wait for its end."""
+    return run_warm(TRAINING + code, *arguments)
 
 
 def ends(out: Path) -> list[RunEnd]:
@@ -143,10 +139,10 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_process_that_ends_ends_its_record(zygote: Zygote, tmp_path: Path, name: str) -> None:
+def test_a_process_that_ends_ends_its_record(tmp_path: Path, name: str) -> None:
     """Closed as interrupted with the exception's type; exit code and traceback are the user's."""
     body, code, error, last = ENDINGS[name]
-    done = zygote.run(body, str(tmp_path / "run"))
+    done = run(body, str(tmp_path / "run"))
     assert done.returncode == code, done.stderr
     assert [*done.stderr.splitlines(), ""][-2 if last else 0].strip() == last, done.stderr
     require_sound(tmp_path / "run", rows=STEPS, complete=True)
@@ -156,12 +152,10 @@ def test_a_process_that_ends_ends_its_record(zygote: Zygote, tmp_path: Path, nam
 
 
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
-def test_a_process_that_is_killed_leaves_what_it_had(
-    zygote: Zygote, tmp_path: Path, sent: signal.Signals
-) -> None:
+def test_a_process_that_is_killed_leaves_what_it_had(tmp_path: Path, sent: signal.Signals) -> None:
     """SIGKILL, and SIGTERM as it is by default: whole lines, anchored up to the last anchor."""
     body = f"monitor = start()\ntrain(monitor, 14)\nos.kill(os.getpid(), {int(sent)})"
-    done = zygote.run(body + "\nsignal.pause()", str(tmp_path / "run"))
+    done = run(body + "\nsignal.pause()", str(tmp_path / "run"))
     assert done.returncode == -sent
     assert done.stdout.split() == [str(step) for step in range(STEPS)]
     require_sound(tmp_path / "run", rows=STEPS, complete=False)
@@ -173,7 +167,7 @@ def test_a_process_that_is_killed_leaves_what_it_had(
 def test_a_process_that_is_killed_at_any_moment_leaves_whole_lines(tmp_path: Path) -> None:
     """A training that never ends, killed while it writes: each step it reported is there."""
     with subprocess.Popen(
-        [sys.executable, "-c", TRAINING + "train(start(), 10**9)", str(tmp_path / "run")],
+        [warm_python(), "-c", TRAINING + "train(start(), 10**9)", str(tmp_path / "run")],
         env=child_environment(),
         stdout=subprocess.PIPE,
         text=True,
@@ -187,9 +181,9 @@ def test_a_process_that_is_killed_at_any_moment_leaves_whole_lines(tmp_path: Pat
     assert len(list(read_metrics(tmp_path / "run"))) in (reported, reported + 1)
 
 
-def test_a_process_that_leaves_at_once_leaves_what_it_had(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_process_that_leaves_at_once_leaves_what_it_had(tmp_path: Path) -> None:
     """`os._exit` runs no handler; the record is like that of a killed process."""
-    done = zygote.run("train(start(), 14)\nos._exit(5)", str(tmp_path / "run"))
+    done = run("train(start(), 14)\nos._exit(5)", str(tmp_path / "run"))
     assert done.returncode == 5
     assert len(list(read_metrics(tmp_path / "run"))) == STEPS
     assert not verify(tmp_path / "run").failed
@@ -208,9 +202,9 @@ monitor.close()
 """
 
 
-def test_the_exit_of_a_forked_child_ends_nothing(zygote: Zygote, tmp_path: Path) -> None:
+def test_the_exit_of_a_forked_child_ends_nothing(tmp_path: Path) -> None:
     """A child that inherits the monitor neither writes nor gives the lock back."""
-    done = zygote.run(FORKED, str(tmp_path / "run"))
+    done = run(FORKED, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     require_sound(tmp_path / "run", rows=STEPS + 1, complete=True)
     assert [end.error for end in ends(tmp_path / "run")] == [None]
@@ -226,9 +220,9 @@ assert len(open(sys.argv[1] + "/record.jsonl").readlines()) == before
 """
 
 
-def test_a_closed_run_is_not_ended_again(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_closed_run_is_not_ended_again(tmp_path: Path) -> None:
     """Neither when its monitor goes, nor when the process does."""
-    done = zygote.run(DROPPED, str(tmp_path / "run"))
+    done = run(DROPPED, str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     require_sound(tmp_path / "run", rows=3, complete=True)
 
@@ -277,7 +271,7 @@ print("done")
 """
 
 
-def require_one_error(done: Ended) -> None:
+def require_one_error(done: "subprocess.CompletedProcess[str]") -> None:
     """Check that the training came to its end, and that one line says why the record did not."""
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("done\n")
@@ -296,32 +290,32 @@ def require_gap(out: Path, *, rows: int) -> None:
     assert not any("torn" in sentence for sentence in said.values())
 
 
-def test_a_full_disk_costs_measurements_and_no_training(zygote: Zygote, small_disk: Path) -> None:
+def test_a_full_disk_costs_measurements_and_no_training(small_disk: Path) -> None:
     """A real one: one error, the training goes on, and the record says what it lacks."""
-    done = zygote.run(FILLED, str(small_disk / "run"), "freed")
+    done = run(FILLED, str(small_disk / "run"), "freed")
     require_one_error(done)
     require_gap(small_disk / "run", rows=66)
 
 
-def test_a_disk_that_stays_full_leaves_whole_lines(zygote: Zygote, small_disk: Path) -> None:
+def test_a_disk_that_stays_full_leaves_whole_lines(small_disk: Path) -> None:
     """Nothing that was written is lost, and no line is torn."""
-    done = zygote.run(FILLED, str(small_disk / "run"))
+    done = run(FILLED, str(small_disk / "run"))
     require_one_error(done)
     found = verify(small_disk / "run")
     assert not found.failed, found.checks
     assert not any("torn" in check.sentence for check in found.checks)
 
 
-def test_a_file_that_may_not_grow_is_a_full_disk(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
     """The same by RLIMIT_FSIZE, which needs no root."""
-    done = zygote.run(LIMITED, str(tmp_path / "run"), "freed")
+    done = run(LIMITED, str(tmp_path / "run"), "freed")
     require_one_error(done)
     require_gap(tmp_path / "run", rows=66)
 
 
-def test_a_file_that_never_grows_again_leaves_whole_lines(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_file_that_never_grows_again_leaves_whole_lines(tmp_path: Path) -> None:
     """Nothing that was written is lost, and no line is torn."""
-    done = zygote.run(LIMITED, str(tmp_path / "run"))
+    done = run(LIMITED, str(tmp_path / "run"))
     require_one_error(done)
     found = verify(tmp_path / "run")
     assert not found.failed, found.checks

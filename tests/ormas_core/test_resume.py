@@ -2,12 +2,11 @@
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from ranks_support import child_environment
+from process_support import child_environment, warm_python
 from resume_support import resumed, said, through_json, train
 from support import ToyNet, of, plant_explosion, sgd
 
@@ -111,7 +110,7 @@ def test_a_killed_process_is_resumed_by_another(tmp_path: Path) -> None:
     out = tmp_path / "run"
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(out), str(Path(__file__).parents[1])],
+            [warm_python(), "-c", KILLED, str(out), str(Path(__file__).parents[1])],
             env=child_environment(),
             capture_output=True,
             text=True,

@@ -1,11 +1,10 @@
 """Signals under the Trainer: real ones, sent to real processes in the middle of a training."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from zygote_support import Zygote
+from process_support import run_warm
 
 from ormas_core import (
     RunEnd,
@@ -56,13 +55,6 @@ def train(send, closing=False, **settings):
 HANDLED = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
 
 
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A process that has imported the Trainer, to be forked."""
-    with Zygote(TRAINING, tmp_path_factory.mktemp("zygote")) as found:
-        yield found
-
-
 @pytest.mark.parametrize("closing", [True, False], ids=["closed", "left-open"])
 @pytest.mark.parametrize(
     ("before", "sent", "code", "error"),
@@ -73,7 +65,7 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     ids=["ctrl-c", "sigterm"],
 )
 def test_an_interrupted_training_is_closed_with_the_reason(
-    zygote: Zygote, tmp_path: Path, *, closing: bool, before: str, sent: int, code: int, error: str
+    tmp_path: Path, *, closing: bool, before: str, sent: int, code: int, error: str
 ) -> None:
     """Ctrl-C, and a SIGTERM that the script turns into its exit; with `close()` and without.
 
@@ -81,7 +73,7 @@ def test_an_interrupted_training_is_closed_with_the_reason(
     unknown. The handlers are the script's own all the time.
     """
     body = f"{before}train(lambda: to_me({int(sent)}), closing={closing})"
-    done = zygote.run(body, str(tmp_path))
+    done = run_warm(TRAINING + body, str(tmp_path))
     assert done.returncode == code, done.stderr
     (end,) = ends(tmp_path / "run")
     known = closing or error == "KeyboardInterrupt"
@@ -90,9 +82,9 @@ def test_an_interrupted_training_is_closed_with_the_reason(
     assert verify_record(tmp_path / "run").complete
 
 
-def test_a_sigterm_that_nobody_handles_leaves_whole_lines(zygote: Zygote, tmp_path: Path) -> None:
+def test_a_sigterm_that_nobody_handles_leaves_whole_lines(tmp_path: Path) -> None:
     """The process is gone at once; what was checked is there, and reads as interrupted."""
-    done = zygote.run(f"train(lambda: to_me({int(signal.SIGTERM)}))", str(tmp_path))
+    done = run_warm(TRAINING + f"train(lambda: to_me({int(signal.SIGTERM)}))", str(tmp_path))
     assert done.returncode == -signal.SIGTERM
     assert not ends(tmp_path / "run")
     assert len(list(read_metrics(tmp_path / "run"))) == 3
@@ -101,7 +93,7 @@ def test_a_sigterm_that_nobody_handles_leaves_whole_lines(zygote: Zygote, tmp_pa
 
 
 def test_case_51_a_schedulers_sigterm_reaches_the_workers_of_the_data_loader_too(
-    zygote: Zygote, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """Sent to the whole process group: one end in the record, written by the training process.
 
@@ -111,7 +103,7 @@ def test_case_51_a_schedulers_sigterm_reaches_the_workers_of_the_data_loader_too
         f"{HANDLED}os.setpgid(0, 0)\n"
         "train(lambda: os.killpg(0, signal.SIGTERM), closing=True, dataloader_num_workers=2)"
     )
-    done = zygote.run(body, str(tmp_path))
+    done = run_warm(TRAINING + body, str(tmp_path))
     assert done.returncode == 7, done.stderr
     assert done.stdout.count("left in") == 1
     events = [line.event for line in read_record(tmp_path / "run")]

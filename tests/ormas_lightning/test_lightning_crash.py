@@ -1,11 +1,10 @@
 """Fits that die with nobody to tell the callback, in processes of their own."""
 
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from zygote_support import Zygote
+from process_support import run_warm
 
 from ormas_core import RunEnd, Status, read_metrics, read_record, verify_record
 
@@ -43,13 +42,6 @@ def fit(*callbacks, data=None, **methods):
 """
 
 
-@pytest.fixture(scope="module")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
-    """A process that has imported Lightning, to be forked."""
-    with Zygote(PRELUDE, tmp_path_factory.mktemp("zygote")) as found:
-        yield found
-
-
 def ends(folder: Path) -> list[RunEnd]:
     """Return the ends that the record has."""
     return [e.event for e in read_record(folder / "run") if isinstance(e.event, RunEnd)]
@@ -75,11 +67,11 @@ fit(Fails(), training_step=step_that(divide))
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_crash_without_close_is_recorded_when_the_interpreter_exits(
-    zygote: Zygote, tmp_path: Path, name: str
+    tmp_path: Path, name: str
 ) -> None:
     """All checks up to the step, and the type of what ended it, `on_exception` called or not."""
     script, code, error = SCRIPTS[name]
-    done = zygote.run(script, str(tmp_path))
+    done = run_warm(PRELUDE + script, str(tmp_path))
     assert done.returncode == code, done.stderr
     (end,) = ends(tmp_path)
     assert (end.status, end.error, end.checks) == (Status.INTERRUPTED, error, 5)
@@ -95,11 +87,9 @@ def test_a_crash_without_close_is_recorded_when_the_interpreter_exits(
         ("os._exit(4)", 4),
     ],
 )
-def test_a_fit_that_is_killed_leaves_what_it_had(
-    zygote: Zygote, tmp_path: Path, how: str, code: int
-) -> None:
+def test_a_fit_that_is_killed_leaves_what_it_had(tmp_path: Path, how: str, code: int) -> None:
     """No handler runs; every check before it is there, whole, and the record has no end."""
-    done = zygote.run(f"fit(training_step=step_that(lambda: {how}))", str(tmp_path))
+    done = run_warm(PRELUDE + f"fit(training_step=step_that(lambda: {how}))", str(tmp_path))
     assert done.returncode == code, done.stderr
     assert [row.step for row in read_metrics(tmp_path / "run")] == list(range(5))
     found = verify_record(tmp_path / "run")
@@ -108,11 +98,9 @@ def test_a_fit_that_is_killed_leaves_what_it_had(
     assert ends(tmp_path) == []
 
 
-def test_a_fit_that_dies_before_its_first_step_leaves_the_folder_free(
-    zygote: Zygote, tmp_path: Path
-) -> None:
+def test_a_fit_that_dies_before_its_first_step_leaves_the_folder_free(tmp_path: Path) -> None:
     """In `configure_optimizers` nothing has begun: no record, and the next fit makes it."""
-    done = zygote.run("fit(configure_optimizers=lambda self: divide())", str(tmp_path))
+    done = run_warm(PRELUDE + "fit(configure_optimizers=lambda self: divide())", str(tmp_path))
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -137,14 +125,14 @@ fit(Scheduler(), data=DataLoader(Toy(), batch_size=16, num_workers=2))
 
 
 def test_case_51_sigterm_for_a_process_and_its_workers_closes_the_record_once(
-    zygote: Zygote, tmp_path: Path
+    tmp_path: Path,
 ) -> None:
     """As a scheduler does it; workers inherit handlers and monitor, the main process ends it alone.
 
     A handler that was there before is called too. What ends the fit first, the signal or a worker
     that is gone, is a matter of luck.
     """
-    done = zygote.run(SIGTERM, str(tmp_path))
+    done = run_warm(PRELUDE + SIGTERM, str(tmp_path))
     assert done.returncode >= 0, done
     first, *others = done.stdout.splitlines()
     assert first == "2 workers"

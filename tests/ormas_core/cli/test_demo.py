@@ -1,13 +1,12 @@
 """The demo, as a user runs it."""
 
-import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from process_support import child_environment, warm_python
 
 from ormas_core import Alarm, Diagnosis, RunFacts, read_record, run_facts, verify_record
 from ormas_core.cli import demo, demo_training
@@ -17,9 +16,9 @@ from ormas_core.cli import demo, demo_training
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The working folder and output of one `ormas-monitor demo --out DIR`."""
     place = tmp_path_factory.mktemp("demo")
-    environment = {**os.environ, "PYTHONWARNINGS": "default", "OMP_NUM_THREADS": "1"}
+    environment = {**child_environment(), "PYTHONWARNINGS": "default"}
     result = subprocess.run(
-        [sys.executable, "-m", "ormas_core.cli.main", "demo", "--out", "runs"],
+        [warm_python(), "-m", "ormas_core.cli.main", "demo", "--out", "runs"],
         cwd=place,
         env=environment,
         capture_output=True,

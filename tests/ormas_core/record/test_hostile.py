@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import rfc8785
 from event_samples import sample_events
-from ranks_support import child_environment
+from process_support import child_environment
 from seal_support import make_sealed
 
 from ormas_core.record import METRICS_FILE, RECORD_FILE, SEAL_FILE, chain, encode

@@ -11,7 +11,7 @@ from typing import Any
 
 import event_samples
 import pytest
-from ranks_support import child_environment
+from process_support import child_environment
 from seal_support import outcomes, sentence
 
 from ormas_core.audit import EXAMINERS, verify_run
