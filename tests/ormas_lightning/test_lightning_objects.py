@@ -70,7 +70,7 @@ def looks(model: Any) -> dict[str, Any]:
     loaded = torch.load(buffer, weights_only=False)
     average = AveragedModel(inner)
     average.update_parameters(inner)
-    exported = torch.export.export(inner, (x,)).module()
+    exported = torch.export.export(inner, (x,), strict=False).module()
     return {
         "keys": list(model.state_dict()),
         "saved": torch.equal(loaded(x), inner(x)),
