@@ -26,6 +26,7 @@ from ormas_core import (
     NotLearning,
     RunEnd,
     RunStart,
+    StatisticsAtOdds,
     SwitchedToEval,
 )
 
@@ -128,6 +129,10 @@ class RunTags:
             case SwitchedToEval():
                 found = _named(event.modules[0], "in evaluation mode"), ", ".join(event.modules)
                 return self._note(alarm_key(event.modules[0]), self._episode(found, event.step))
+            case StatisticsAtOdds():
+                name, *others = *event.drifting, *event.untouched
+                found = _named(name, "statistics at odds"), ", ".join([name, *others])
+                return self._note(alarm_key(name), self._episode(found, event.step))
             case ClipStarvation():
                 episode = self._episode(_clipped(event), event.step)
                 return self._note(alarm_key(event.layer), episode)

@@ -40,7 +40,7 @@ def starting_state(selection: Selection) -> Iterator[NonfiniteState]:
         for layer in selection.owners
         if layer.name not in selection.sharded
         for value in (*layer.module.parameters(recurse=False), *layer.module.buffers(recurse=False))
-        if _readable(value)
+        if readable(value)
     ]
     gather = Gather()
     slots = [gather.add(norm) for norm in statistics.norms([value for _, value in values])]
@@ -61,7 +61,8 @@ def starting_state(selection: Selection) -> Iterator[NonfiniteState]:
         yield NonfiniteState(step=0, layers=found)
 
 
-def _readable(value: Tensor) -> bool:
+def readable(value: Tensor) -> bool:
+    """Whether the values are all in this process, and floating-point numbers."""
     lazy = nn.parameter.is_lazy(value)
     return not lazy and not value.is_meta and value.dtype.is_floating_point and _plain(value)
 
