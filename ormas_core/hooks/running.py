@@ -5,7 +5,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -90,8 +89,9 @@ class RunningStatistics:
         for name in suspects:
             for value, built in zip(_pair(modules[name]), _BUILT, strict=True):
                 gather.add((value != built).any())
-        touched = np.concatenate(gather.fetch()).reshape(-1, _PAIR).any(1)
-        return tuple(name for name, yes in zip(suspects, touched, strict=True) if not yes)
+        host = gather.fetch()
+        found = zip(suspects, host[::_PAIR], host[1::_PAIR], strict=True)
+        return tuple(name for name, mean, variance in found if not (mean[0] or variance[0]))
 
 
 def _pair(module: nn.Module) -> tuple[Tensor, ...]:
