@@ -10,6 +10,7 @@ from causal_support import tiny_llama, token_rows
 from lightning.pytorch import LightningModule
 from lightning_support import assert_closed_now_at_most, clipped_fit, lit, make
 from support import (
+    FEATURES,
     kill_unit,
     layer_norms,
     lightning_net,
@@ -25,7 +26,17 @@ from torch.optim import Optimizer
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from ormas_core import TROUBLE, Alarm, Certificate, Manifest, Measurement, MemorySink, RunStart
+from ormas_core import (
+    TROUBLE,
+    Alarm,
+    Certificate,
+    EvalMode,
+    Manifest,
+    Measurement,
+    MemorySink,
+    RunStart,
+    StatisticsAtOdds,
+)
 
 
 def lines(sink: MemorySink, name: str) -> list[Any]:
@@ -186,3 +197,25 @@ def test_a_penalty_on_gradients_is_not_taken_for_the_backward_pass(tmp_path: Pat
     sink = clipped_fit(tmp_path, lit(training_step=training_step))
     assert [m.loss for m in of(sink, Measurement)] == pytest.approx(losses)
     assert not [e for e in sink.events if isinstance(e, TROUBLE)]
+
+
+@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode")  # Lightning says so too
+@pytest.mark.parametrize("trains", [False, True])
+def test_case_21_a_frozen_batch_norm_is_named_where_lightning_trains_it(
+    tmp_path: Path, *, trains: bool
+) -> None:
+    """Lightning leaves `eval()` as it is; without it, a frozen norm's statistics go on moving."""
+
+    def training_step(self: Any, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return toy_loss(self, self.bn(batch["x"]), batch["labels"])
+
+    net = lit(training_step=training_step)
+    net.bn = nn.BatchNorm1d(FEATURES)
+    net.bn.running_mean.fill_(0.1)  # as in a network that was trained before
+    net.bn.requires_grad_(requires_grad=False).train(trains)
+    callback, sink = make(tmp_path)
+    lightning_trainer(tmp_path, [callback]).fit(net, loader())
+    assert net.bn.training is trains
+    found = [event.drifting for event in of(sink, StatisticsAtOdds)]
+    assert found == ([("bn",)] if trains else [])
+    assert [event.modules for event in of(sink, EvalMode)] == ([] if trains else [("bn",)])
