@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hf_support import Logged, make, of
 from process_support import child_environment, warm_python
-from support import BATCH, Toy, ToyNet, hf_arguments, hf_trainer
+from support import BATCH, Toy, ToyNet, global_hooks, hf_arguments, hf_trainer
 from torch import Tensor
 from torch.nn.modules import module as module_globals
 from transformers import EarlyStoppingCallback
