@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from ormas_core.messages import describe as describe
     from ormas_core.model_events import EvalMode as EvalMode
     from ormas_core.model_events import NonfiniteState as NonfiniteState
+    from ormas_core.model_events import StatisticsAtOdds as StatisticsAtOdds
     from ormas_core.model_events import SwitchedToEval as SwitchedToEval
     from ormas_core.monitor import Monitor as Monitor
     from ormas_core.options import DEFAULT_OUT as DEFAULT_OUT
@@ -180,7 +181,7 @@ _HOMES: Final = {
     "hooks": ("runs_compiled", "watch_calls"),
     "host": ("Host",),
     "messages": ("describe",),
-    "model_events": ("EvalMode", "NonfiniteState", "SwitchedToEval"),
+    "model_events": ("EvalMode", "NonfiniteState", "StatisticsAtOdds", "SwitchedToEval"),
     "monitor": ("Monitor",),
     "options": ("DEFAULT_OUT", "MonitorOptions", "check_options"),
     "record": (

@@ -15,7 +15,8 @@ Where each is said, in a training loop::
                                              #   LossSpike, LossRecovered, Certificate,
                                              #   CertificateRefused, CertificateRevoked,
                                              #   Channels, ChannelsCleared, Repair,
-                                             #   EvalMode, SwitchedToEval, StopRequested;
+                                             #   EvalMode, SwitchedToEval, StatisticsAtOdds,
+                                             #   StopRequested;
                                              #   now and then an Anchor; at any time a
                                              #   SinkError, a MonitorError or a RecordGap
         optimizer.step()
@@ -40,7 +41,7 @@ from ormas_core.certificate_events import (
 )
 from ormas_core.config import MonitorConfig
 from ormas_core.event_base import BaseEvent
-from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
+from ormas_core.model_events import EvalMode, NonfiniteState, StatisticsAtOdds, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
@@ -124,6 +125,9 @@ class Measurement(BaseEvent):
         experts: how rows were spread over sibling modules of which each gets a part.
         channels: channel maxima of the layers whose outputs were seen.
         evaluating: outermost modules in evaluation mode, with all that is in them.
+        drifting: batch norms whose statistics moved since the last check, and whose parameters
+            never required a gradient and are as at the start.
+        untouched: batch norms that have exactly the statistics they were built with.
         clip_norm: total norm to which the host clips after this check; None where it does not, or
             where that is not known.
         clip_factor: by what the clipping multiplies the gradients, 1 for nothing; None where the
@@ -148,6 +152,8 @@ class Measurement(BaseEvent):
     experts: tuple[ExpertRows, ...] = ()
     channels: tuple[ChannelSummary, ...] = ()
     evaluating: tuple[str, ...] = ()
+    drifting: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
     clip_norm: float | None = None
     clip_factor: float | None = None
     cost_ns: int = 0
@@ -361,6 +367,7 @@ Event = (
     | NonfiniteState
     | EvalMode
     | SwitchedToEval
+    | StatisticsAtOdds
     | ExpertsStarving
     | ExpertUsage
     | LossSpike

@@ -23,7 +23,7 @@ from ormas_core.events import (
     RunEnd,
     RunStart,
 )
-from ormas_core.model_events import NonfiniteState, SwitchedToEval
+from ormas_core.model_events import NonfiniteState, StatisticsAtOdds, SwitchedToEval
 from ormas_core.record import decode, encode
 from ormas_core.record_events import RunResumed
 from ormas_core.run_events import SinkError, StopRequested
@@ -35,6 +35,7 @@ TROUBLE: Final = (
     ClipStarvation,
     NonfiniteState,
     SwitchedToEval,
+    StatisticsAtOdds,
     ExpertsStarving,
     LossSpike,
     NonfiniteLoss,
@@ -52,6 +53,7 @@ Trouble = (
     | ClipStarvation
     | NonfiniteState
     | SwitchedToEval
+    | StatisticsAtOdds
     | ExpertsStarving
     | LossSpike
     | NonfiniteLoss

@@ -30,7 +30,7 @@ from ormas_core.events import (
     RunStart,
     SkippedStep,
 )
-from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
+from ormas_core.model_events import EvalMode, NonfiniteState, StatisticsAtOdds, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import Diagnosis, ExpertShare, MechanismState, Signal, Trend
@@ -98,7 +98,7 @@ def _sentence(event: Event) -> str:
                 f"{event.factor:.2g}, and all other layers together keep {event.rest:.2g} of the "
                 f"{event.clip_norm:g} that is clipped to."
             )
-        case NonfiniteState() | EvalMode() | SwitchedToEval():
+        case NonfiniteState() | EvalMode() | SwitchedToEval() | StatisticsAtOdds():
             return _describe_model(event)
         case StopRequested() | SinkError() | MonitorError():
             return _describe_run(event)
@@ -207,7 +207,7 @@ def _describe_resumed(event: RunResumed) -> str:
     return text + (f"; {torn} bytes of a torn last line were cut off." if torn else ".")
 
 
-def _describe_model(event: NonfiniteState | EvalMode | SwitchedToEval) -> str:
+def _describe_model(event: NonfiniteState | EvalMode | SwitchedToEval | StatisticsAtOdds) -> str:
     match event:
         case NonfiniteState():
             found = ", ".join(f"{c.layer} ({c.nan} NaN, {c.inf} Inf)" for c in event.layers)
@@ -222,8 +222,26 @@ def _describe_model(event: NonfiniteState | EvalMode | SwitchedToEval) -> str:
                 f"Changed to evaluation mode after step {event.before} while training goes on: "
                 f"{', '.join(event.modules)}. Call model.train() after a validation."
             )
+        case StatisticsAtOdds():
+            return _describe_statistics(event)
         case _:
             assert_never(event)
+
+
+def _describe_statistics(event: StatisticsAtOdds) -> str:
+    found = ["Batch norms are at odds with their running statistics."]
+    if event.drifting:
+        found.append(
+            f"Those of {', '.join(event.drifting)} move, although all parameters are frozen: "
+            "model.train() undoes eval() of a part; call it again after that."
+        )
+    if event.untouched:
+        found.append(
+            f"Those of {', '.join(event.untouched)} are as they were built, mean 0 and variance 1, "
+            "although the parameters are trained: in evaluation mode from the start, or with a "
+            "momentum of 0."
+        )
+    return " ".join(found)
 
 
 def _describe_run(event: StopRequested | SinkError | MonitorError) -> str:

@@ -48,3 +48,20 @@ class SwitchedToEval(BaseEvent):
     severity: ClassVar[Severity] = Severity.WARNING
     modules: tuple[str, ...]
     before: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsAtOdds(BaseEvent):
+    """Running statistics of batch norms do not go together with their parameters. Each named once.
+
+    Attributes:
+        drifting: those whose parameters are all frozen, while their statistics go on moving: their
+            `eval()` was undone by the next `train()`, or forgotten.
+        untouched: those whose parameters are trained, while they have the mean of zero and variance
+            of one that they were built with.
+    """
+
+    kind: ClassVar[str] = "statistics_at_odds"
+    severity: ClassVar[Severity] = Severity.WARNING
+    drifting: tuple[str, ...]
+    untouched: tuple[str, ...]

@@ -36,6 +36,7 @@ RULE_EVENTS: Final = frozenset(
         "clip_starvation",
         "eval_mode",
         "switched_to_eval",
+        "statistics_at_odds",
         "experts_starving",
         "expert_usage",
         "loss_spike",

@@ -39,6 +39,7 @@ STOP_REASONS: Final = (
     "nonfinite_loss",
     "nonfinite_state",
     "not_learning",
+    "statistics_at_odds",
     "switched_to_eval",
 )
 """What `MonitorConfig.stop_on` may name: kinds of event, and alarms of one diagnosis."""

@@ -26,6 +26,7 @@ from ormas_core import (
     NotLearning,
     RunEnd,
     RunStart,
+    StatisticsAtOdds,
     SwitchedToEval,
 )
 
@@ -129,6 +130,10 @@ class RunTags:
             case SwitchedToEval():
                 found = _named(event.modules[0], "in evaluation mode"), ", ".join(event.modules)
                 return self._note(alarm_key(event.modules[0]), event, found)
+            case StatisticsAtOdds():
+                name, *others = *event.drifting, *event.untouched
+                found = _named(name, "statistics at odds"), ", ".join([name, *others])
+                return self._note(alarm_key(name), event, found)
             case ClipStarvation():
                 return self._note(alarm_key(event.layer), event, _clipped(event))
             case ExpertsStarving():

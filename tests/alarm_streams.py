@@ -90,6 +90,8 @@ _DRAWN = {
     "gradient_type": st.sampled_from(["", "float16", "float32"]),
     "experts": st.just(()) | st.tuples(_EXPERTS),
     "evaluating": st.sampled_from([(), (), ("body",), ("Net",)]),
+    "drifting": st.sampled_from([(), ("body",), ("head", "body")]),
+    "untouched": st.sampled_from([(), ("body",), LAYERS]),
     "clip_factor": st.sampled_from([None, 1.0, 0.5, 1e-3, 1e-6]),
 }
 """What the steps of a stream have, each drawn apart."""

@@ -22,7 +22,7 @@ from ormas_core.events import (
     RunEnd,
     SkippedStep,
 )
-from ormas_core.model_events import EvalMode, NonfiniteState, SwitchedToEval
+from ormas_core.model_events import EvalMode, NonfiniteState, StatisticsAtOdds, SwitchedToEval
 from ormas_core.record_events import CheckpointSaved, RecordGap, RunResumed
 from ormas_core.run_events import MonitorError, SinkError, StopRequested
 from ormas_core.terms import (
@@ -239,6 +239,22 @@ MESSAGES: list[tuple[Event, str]] = [
         (
             "Changed to evaluation mode after step 40 while training goes on: Net. Call "
             "model.train() after a validation."
+        ),
+    ),
+    (
+        StatisticsAtOdds(step=80, drifting=("stem.bn", "neck"), untouched=()),
+        (
+            "Batch norms are at odds with their running statistics. Those of stem.bn, neck move, "
+            "although all parameters are frozen: model.train() undoes eval() of a part; call it "
+            "again after that."
+        ),
+    ),
+    (
+        StatisticsAtOdds(step=80, drifting=(), untouched=("head.bn",)),
+        (
+            "Batch norms are at odds with their running statistics. Those of head.bn are as they "
+            "were built, mean 0 and variance 1, although the parameters are trained: in evaluation "
+            "mode from the start, or with a momentum of 0."
         ),
     ),
     (

@@ -14,12 +14,14 @@ from ormas_core.alarms.mode import ModeRule
 from ormas_core.alarms.nonfinite import NonfiniteRule
 from ormas_core.alarms.rule import Rule, State
 from ormas_core.alarms.slope import SlopeRule
+from ormas_core.alarms.statistics import StatisticsRule
 from ormas_core.config import MonitorConfig
 from ormas_core.events import Event, Measurement
 
 RULES: Final[Mapping[str, Callable[[MonitorConfig], Rule]]] = {
     "coverage": CoverageRule,
     "mode": ModeRule,
+    "statistics": StatisticsRule,
     "nonfinite": NonfiniteRule,
     "gradient": GradientRule,
     "slope": SlopeRule,

@@ -17,6 +17,7 @@ from ormas_core.hooks.gather import Gather
 from ormas_core.hooks.lanes import Lane
 from ormas_core.hooks.losses import LossNotes
 from ormas_core.hooks.modes import evaluating, starting_state
+from ormas_core.hooks.running import RunningStatistics
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
 from ormas_core.host import PLAIN_LOOP, Host
@@ -85,6 +86,7 @@ class Collector:
             selection.experts,
         )
         self.losses = LossNotes()
+        self._running = RunningStatistics(selection.owners)
 
     @property
     def skipped(self) -> int:
@@ -177,8 +179,10 @@ class Collector:
         peaks = dict(self.watch.output_peak)
         peak_slots = [gather.add(value) for value in peaks.values()]
         scaler_slots = self._add_scale(gather)
+        running_slots = self._running.add_to(gather)
         host = gather.fetch()
 
+        self._running.take(host, running_slots)
         scale = self._observe_scale(attempt, [float(host[slot][0]) for slot in scaler_slots])
         divisor = scale if scale is not None and gradients.stage is Stage.SCALED else 1.0
         exact, bad = self._examine(gradients, [float(host[slot][0]) for slot in norm_slots])
@@ -207,15 +211,16 @@ class Collector:
             experts=self.watch.rows.take(),
             channels=tuple(_summary(name, values) for name, values in channel_max.items()),
             evaluating=evaluating(self._selection.model),
+            drifting=self._running.drifting,
+            untouched=self._running.untouched,
             clip_norm=self._host.clip_norm,
             clip_factor=self._clip_factor(gradients, norms.values()),
         )
-        called = frozenset(self.watch.called)
         return Reading(
             measurement,
             channel_max,
             {name: float(host[slot][0]) for name, slot in zip(inputs, input_slots, strict=True)},
-            called,
+            frozenset(self.watch.called),
             loss_problem=self.losses.problem,
             forward_failures=dict(self.watch.failures),
             unreadable=gradients.unreadable,

@@ -1,10 +1,10 @@
 """The running statistics of batch norms: where they move and should not, or do not and should."""
 
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -13,73 +13,97 @@ from ormas_core.hooks.gather import Gather
 from ormas_core.hooks.modes import readable
 from ormas_core.hooks.select import WatchedLayer
 
-_Seen = tuple[float, float]
-_START: Final = (0.0, 1.0)
+_PAIR: Final = 2
+_BUILT: Final = (0.0, 1.0)
 """Mean and variance of each channel that a batch norm is built with."""
 
 
 class RunningStatistics:
     """Compares the statistics of batch norms with those of the last check, and with the start.
 
-    Of each, the norms of its means and of its variances are kept, as numbers. One that has no
-    parameters, or whose statistics are not in this process, is left out.
+    Norms of them are kept, as numbers. A layer whose values cannot be read here is left out.
 
     Args:
         layers: the layers that own parameters.
 
     Attributes:
-        drifting: names of those whose parameters are all frozen and whose statistics have moved
-            since the last check, after `take`.
-        untouched: names of those whose statistics are still those they were built with.
+        drifting: after `take`, names of those whose statistics have moved since the last check
+            while their parameters are as at the start, and never required a gradient. So the
+            copies that momentum encoders and averages keep are not among them.
+        untouched: names of those that have exactly the statistics they were built with.
     """
 
     def __init__(self, layers: Sequence[WatchedLayer]) -> None:
-        self._norms = [layer for layer in layers if isinstance(layer.module, _torch.BATCH_NORM)]
-        self._last: dict[str, _Seen] = {}
+        self._layers = [layer for layer in layers if isinstance(layer.module, _torch.BATCH_NORM)]
+        self._frozen = {layer.name for layer in self._layers if not _trains(layer)}
+        self._start: Mapping[str, Sequence[float]] = {}
+        self._last: Mapping[str, Sequence[float]] = {}
         self.drifting: tuple[str, ...] = ()
         self.untouched: tuple[str, ...] = ()
         gather = Gather()
         slots = self.add_to(gather)
-        self.take(gather.fetch(), slots)
+        self._start = self.take(gather.fetch(), slots)
 
-    def add_to(self, gather: Gather) -> dict[str, tuple[int, int]]:
-        """Bring the statistics along; return the slots of each layer."""
-        found = {layer.name: pair for layer in self._norms if (pair := _pair(layer.module))}
-        norms = statistics.norms([value for pair in found.values() for value in pair])
-        slots = [gather.add(norm) for norm in norms]
-        return dict(zip(found, zip(slots[::2], slots[1::2], strict=True), strict=True))
+    def add_to(self, gather: Gather) -> dict[str, list[int]]:
+        """Bring along the statistics, and the parameters of frozen layers; return their slots."""
+        values = {layer.name: list(self._values(layer)) for layer in self._layers}
+        norms = iter(statistics.norms([v for found in values.values() for v in found]))
+        return {
+            name: [gather.add(norm) for norm in itertools.islice(norms, len(found))]
+            for name, found in values.items()
+            if found
+        }
 
-    def take(self, host: Sequence[NDArray[Any]], slots: dict[str, tuple[int, int]]) -> None:
+    def take(
+        self, host: Sequence[NDArray[Any]], slots: Mapping[str, Sequence[int]]
+    ) -> Mapping[str, Sequence[float]]:
         """Compare what came over, and keep it for the next check."""
-        now = {name: (float(host[a][0]), float(host[b][0])) for name, (a, b) in slots.items()}
-        moved = {n for n, seen in now.items() if n in self._last and not _same(seen, self._last[n])}
+        self._frozen -= {layer.name for layer in self._layers if _trains(layer)}
+        now = {name: [float(host[slot][0]) for slot in found] for name, found in slots.items()}
         self.drifting = tuple(
-            layer.name
-            for layer in self._norms
-            if layer.name in moved and not any(p.requires_grad for p in layer.module.parameters())
+            name
+            for name, found in now.items()
+            if name in self._frozen
+            and name in self._start
+            and name in self._last
+            and _same(found[_PAIR:], self._start[name][_PAIR:])
+            and not _same(found[:_PAIR], self._last[name][:_PAIR])
         )
-        self.untouched = self._untouched([n for n, (mean, _) in now.items() if mean == 0.0])
+        self.untouched = self._untouched([name for name, found in now.items() if found[0] == 0.0])
         self._last = now
+        return now
+
+    def _values(self, layer: WatchedLayer) -> Iterator[Tensor]:
+        """Yield mean and variance, then the parameters of a frozen layer; or nothing."""
+        pair = _pair(layer.module)
+        own = list(layer.module.parameters(recurse=False)) if layer.name in self._frozen else []
+        if pair and all(readable(value) for value in (*pair, *own)):
+            yield from (value.detach() for value in (*pair, *own))
 
     def _untouched(self, suspects: Sequence[str]) -> tuple[str, ...]:
         """Look at every element; one more copy to the host, and mostly none."""
         if not suspects:
             return ()
-        pairs = {layer.name: _pair(layer.module) for layer in self._norms}
+        modules = {layer.name: layer.module for layer in self._layers}
         gather = Gather()
         for name in suspects:
-            for value, start in zip(pairs[name] or (), _START, strict=True):
-                gather.add((value != start).any())
-        touched = np.array(gather.fetch()).reshape(-1, 2).any(1)
-        return tuple(name for name, yes in zip(suspects, touched, strict=True) if not yes)
+            for value, built in zip(_pair(modules[name]), _BUILT, strict=True):
+                gather.add((value != built).any())
+        host = gather.fetch()
+        found = zip(suspects, host[::_PAIR], host[1::_PAIR], strict=True)
+        return tuple(name for name, mean, variance in found if not (mean[0] or variance[0]))
 
 
-def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:
-    mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
-    if not isinstance(mean, Tensor) or not isinstance(variance, Tensor):
-        return None
-    return (mean.detach(), variance.detach()) if readable(mean) and readable(variance) else None
+def _pair(module: nn.Module) -> tuple[Tensor, ...]:
+    found = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+    return tuple(value for value in found if isinstance(value, Tensor))
 
 
-def _same(one: _Seen, other: _Seen) -> bool:
-    return all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True))
+def _trains(layer: WatchedLayer) -> bool:
+    return next(layer.trainable(), None) is not None
+
+
+def _same(some: Sequence[float], others: Sequence[float]) -> bool:
+    return all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(some, others, strict=True)
+    )

@@ -29,6 +29,8 @@ ADDED: Final[Mapping[str, tuple[str, ...]]] = {
         "experts",
         "loss_replaced",
         "evaluating",
+        "drifting",
+        "untouched",
         "clip_norm",
         "clip_factor",
     ),

@@ -2,6 +2,7 @@
 
 import os
 from typing import Any
+from unittest import mock
 
 import pytest
 from accelerate.state import AcceleratorState, PartialState
@@ -13,10 +14,9 @@ def _fresh_accelerate_state() -> Any:
 
     So they do what old ones leave in the environment, such as to compile, or to use bfloat16.
     """
-    before = set(os.environ)
-    yield
-    for name in set(os.environ) - before:
-        if name.startswith("ACCELERATE_"):
+    with mock.patch.dict(os.environ):
+        for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
             del os.environ[name]
+        yield
     AcceleratorState._reset_state(reset_partial_state=True)
     PartialState._reset_state()

@@ -33,7 +33,7 @@ MEMBERS = {
     "manifest": "mechanisms",
     "measurement": "attempt stage scale skipped_in_a_row loss loss_elements layers norms nonfinite "
     "outputs output_peaks gradient_type experts channels cost_ns loss_replaced evaluating "
-    "clip_norm clip_factor",
+    "drifting untouched clip_norm clip_factor",
     "alarm": "layer diagnosis value normal sigma stage detail",
     "alarm_cleared": "layer diagnosis value normal since_step",
     "gradient_slope": "trend signal factor first last layers first_value last_value gradient_type "
@@ -46,6 +46,7 @@ MEMBERS = {
     "nonfinite_state": "layers",
     "eval_mode": "modules",
     "switched_to_eval": "modules before",
+    "statistics_at_odds": "drifting untouched",
     "stop_requested": "reasons ranks",
     "nonfinite_loss": "value replaced",
     "nonfinite_gradient": "layer layers after before output_finite loss",
@@ -89,6 +90,7 @@ SEVERITIES = {
         "no_gradients",
         "record_gap",
         "sink_error",
+        "statistics_at_odds",
         "switched_to_eval",
     },
 }
@@ -329,6 +331,8 @@ def test_members_that_version_1_did_not_have_are_their_defaults() -> None:
             "experts",
             "loss_replaced",
             "evaluating",
+            "drifting",
+            "untouched",
             "clip_norm",
             "clip_factor",
         ),
