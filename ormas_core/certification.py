@@ -8,7 +8,15 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ormas_core.certificates import SETTINGS, Graph, UnreadableGraphError, examine, owners, read
+from ormas_core.certificates import (
+    SETTINGS,
+    Graph,
+    UnreadableGraphError,
+    examine,
+    owners,
+    read,
+    unprovable,
+)
 from ormas_core.claims import Claim, Refusal
 from ormas_core.errors import CertifyError
 from ormas_core.hooks import WatchedLayer, select, unwrap_optimizer
@@ -74,7 +82,7 @@ def certify(
             gradient and zero state move nothing.
 
     Raises:
-        CertifyError: a loss is no tensor with a graph.
+        CertifyError: a loss is no tensor with a graph, or the parameters are sharded.
 
     Source:
         docs/concepts/certificates.md has the theorem, its hypotheses and the proof.
@@ -92,6 +100,8 @@ def certify(
     graphs = [_graph(one, names) for one in losses]
     if not graphs:
         raise CertifyError("loss", "certify() needs a loss: a tensor, or one for each micro-batch")
+    if problem := unprovable(graphs):
+        raise CertifyError("model", f"certify() cannot prove anything here: {problem}")
     outcome = examine(graphs, found)
     reached = {id(parameter) for graph in graphs for parameter in graph.parameters}
     unreached = [

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ormas_core.certificates.graph import UnreadableGraphError as UnreadableGraphError
     from ormas_core.certificates.graph import read as read
     from ormas_core.certificates.guards import Evidence as Evidence
+    from ormas_core.certificates.guards import unprovable as unprovable
     from ormas_core.certificates.health import ChannelHealth as ChannelHealth
     from ormas_core.certificates.live import CertificateWatch as CertificateWatch
     from ormas_core.certificates.ownership import Owner as Owner
@@ -32,6 +33,7 @@ _HOMES: Final = {
     "check_claim": "checker",
     "check_trace": "checker",
     "Evidence": "guards",
+    "unprovable": "guards",
     "ChannelHealth": "health",
     "CertificateWatch": "live",
     "Outcome": "engine",

@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from ranks_support import Seat
 from support import ToyNet, loader, plain_loop, sgd
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim import Optimizer
 
-from ormas_core import Monitor
+from ormas_core import CertifyError, Monitor, certify
 
 LAYERS = ("fc1", "fc2", "fc3")
 
@@ -67,9 +69,19 @@ def train_sharded(seat: Seat, folder: Path) -> list[tuple[Weights, Weights]]:
             else:
                 plain_loop(net, lambda loss: None, batches, optimizer)
             both.append(values(net))
+            if watched:
+                refuse_to_certify(net, optimizer, batches[0])
         found.append((both[0], both[1]))
     _give_a_sharded_loss(mesh, folder / "loss")
     return found
+
+
+def refuse_to_certify(net: nn.Module, optimizer: Optimizer, batch: dict[str, Tensor]) -> None:
+    """Nothing is proven about parameters that are elsewhere, as they are after backward."""
+    loss = net(**batch)["loss"]
+    loss.backward()
+    with pytest.raises(CertifyError, match="sharded"):
+        certify(net, optimizer, loss)
 
 
 def _give_a_sharded_loss(mesh: DeviceMesh, out: Path) -> None:

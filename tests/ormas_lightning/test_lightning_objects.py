@@ -70,7 +70,6 @@ def looks(model: Any) -> dict[str, Any]:
     loaded = torch.load(buffer, weights_only=False)
     average = AveragedModel(inner)
     average.update_parameters(inner)
-    # Not strictly, as by default since torch 2.7: 2.6 can do that under no global hook.
     exported = torch.export.export(inner, (x,), strict=False).module()
     return {
         "keys": list(model.state_dict()),
