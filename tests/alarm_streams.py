@@ -72,6 +72,31 @@ def finite_steps() -> st.SearchStrategy[tuple[Any, ...]]:
     return st.tuples(st.tuples(NORMS, NORMS), LOSSES)
 
 
+# Made once: hypothesis looks at every strategy that it meets for the first time.
+_BAD = st.lists(st.sampled_from(LAYERS), unique=True, max_size=3)
+_EXPERTS = st.builds(
+    ExpertRows,
+    container=st.just("moe"),
+    experts=st.just(("0", "1", "2")),
+    rows=st.tuples(ROWS, ROWS, ROWS),
+)
+_DRAWN = {
+    "stage": st.sampled_from(Stage),
+    "scale": st.sampled_from([None, None, 65536.0, 1e-9]),
+    "skipped_in_a_row": st.sampled_from([0, 0, 3, 24, 25, 80]),
+    "loss": LOSSES | st.sampled_from([math.nan, math.inf]),
+    "loss_elements": st.sampled_from([1, 1, 4]),
+    "output_peaks": st.just(()) | st.tuples(PEAKS, PEAKS, PEAKS),
+    "gradient_type": st.sampled_from(["", "float16", "float32"]),
+    "experts": st.just(()) | st.tuples(_EXPERTS),
+    "evaluating": st.sampled_from([(), (), ("body",), ("Net",)]),
+    "drifting": st.sampled_from([(), ("body",), ("head", "body")]),
+    "untouched": st.sampled_from([(), ("body",), LAYERS]),
+    "clip_factor": st.sampled_from([None, 1.0, 0.5, 1e-3, 1e-6]),
+}
+"""What the steps of a stream have, each drawn apart."""
+
+
 @st.composite
 def streams(draw: st.DrawFn, max_size: int = 16) -> list[Measurement]:
     """Return measurements with everything that can happen, half of them after a warm-up."""
@@ -79,44 +104,21 @@ def streams(draw: st.DrawFn, max_size: int = 16) -> list[Measurement]:
     if draw(st.booleans()):
         found = [measurement(i, dict.fromkeys(LAYERS, 1.0), loss=1.0) for i in range(WARMUP)]
     for _ in range(draw(st.integers(0, max_size))):
-        bad = draw(st.lists(st.sampled_from(LAYERS), unique=True, max_size=3))
+        bad = draw(_BAD)
+        outputs = [OutputGradient(module=layer, finite=layer not in bad) for layer in LAYERS]
         found.append(
             Measurement(
                 step=len(found),
                 attempt=len(found),
-                stage=draw(st.sampled_from(Stage)),
-                scale=draw(st.sampled_from([None, None, 65536.0, 1e-9])),
-                skipped_in_a_row=draw(st.sampled_from([0, 0, 3, 24, 25, 80])),
-                loss=draw(LOSSES | st.sampled_from([math.nan, math.inf])),
-                loss_elements=draw(st.sampled_from([1, 1, 4])),
                 layers=LAYERS,
                 norms=tuple(math.nan if layer in bad else draw(NORMS) for layer in LAYERS),
                 nonfinite=tuple(NonfiniteCount(layer=layer, nan=1, inf=0) for layer in bad),
-                output_peaks=draw(st.just(()) | st.tuples(PEAKS, PEAKS, PEAKS)),
-                gradient_type=draw(st.sampled_from(["", "float16", "float32"])),
-                experts=draw(st.just(()) | st.tuples(_experts())),
-                evaluating=draw(st.sampled_from([(), (), ("body",), ("Net",)])),
-                drifting=draw(st.sampled_from([(), ("body",), ("head", "body")])),
-                untouched=draw(st.sampled_from([(), ("body",), LAYERS])),
                 clip_norm=1.0,
-                clip_factor=draw(st.sampled_from([None, 1.0, 0.5, 1e-3, 1e-6])),
-                outputs=tuple(
-                    OutputGradient(module=layer, finite=layer not in bad) for layer in LAYERS
-                )
-                if bad
-                else (),
+                outputs=tuple(outputs) if bad else (),
+                **{name: draw(strategy) for name, strategy in _DRAWN.items()},
             )
         )
     return found
-
-
-def _experts() -> st.SearchStrategy[ExpertRows]:
-    return st.builds(
-        ExpertRows,
-        container=st.just("moe"),
-        experts=st.just(("0", "1", "2")),
-        rows=st.tuples(ROWS, ROWS, ROWS),
-    )
 
 
 class ThroughJson:

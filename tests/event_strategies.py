@@ -6,6 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from enum import Enum
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,7 @@ CONFIGS = st.builds(
 _SCALARS = {bool: BOOLS, int: INTEGERS, float: FLOATS, str: TEXTS}
 
 
+@cache
 def values(tp: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for values of the annotation `tp`, numpy scalars included."""
     origin, args = typing.get_origin(tp), typing.get_args(tp)

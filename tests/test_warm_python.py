@@ -15,11 +15,11 @@ class Late:
     def __del__(self): print("late", file=self.where)
 late = Late()
 late.where = sys.stderr
-threading.Thread(target=lambda: print(os.getcwd(), sys.stdin.read())).start()
 print(__name__, __file__, __package__, __spec__, sys.argv, sys.path, sorted(os.environ.items()))
 print(multiprocessing.spawn.get_executable() == os.fsencode(sys.executable))
 print(sorted(set(globals()) - {"__annotations__", "__cached__"}))
 import beside
+threading.Thread(target=lambda: print(os.getcwd(), sys.stdin.read())).start()
 """
 FILES = """
 import os

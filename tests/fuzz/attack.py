@@ -47,6 +47,7 @@ class Tally:
     dtypes: Counter[str] = field(default_factory=Counter)
     steps: int = 0
     claims: Counter[str] = field(default_factory=Counter)
+    bounded: Counter[str] = field(default_factory=Counter)
     skipped: Counter[str] = field(default_factory=Counter)
     violations: list[Violation] = field(default_factory=list)
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import torch
-from fuzz import momentum, resting
+from fuzz import momentum, resting, within
 from fuzz.attack import Tally, fuzz_one
 from fuzz.cases import CASES
+from fuzz.mutants_bounded import BOUNDED_BUGS
 from fuzz.mutants_engine import ENGINE_BUGS, OPTIMIZER_BUGS
 from fuzz.mutants_rules import BUGS
 from fuzz.oracle import examine
@@ -19,6 +20,7 @@ from ormas_core.certificates.rules.rule import Rule
 
 MOST_SEEDS: Final = 60
 MOST_NETWORKS: Final = 1500
+MOST_BOUNDED: Final = 600
 
 
 class Mutant(NamedTuple):
@@ -80,6 +82,16 @@ def _by_steps(kind: type[torch.optim.Optimizer]) -> str:
     return ""
 
 
+def _by_limits(where: str) -> str:
+    kinds = [kind for kind in within.NETS if kind.startswith(where)]
+    for seed in range(MOST_BOUNDED):
+        for kind in kinds:
+            wrong = within.examine(kind, seed).wrong
+            if wrong:
+                return wrong
+    return ""
+
+
 def every() -> list[Mutant]:
     """Return all mutants."""
     in_rules = [
@@ -98,7 +110,11 @@ def every() -> list[Mutant]:
     in_engine = [
         Mutant(where, what, plant, _by_networks) for (where, what), plant in ENGINE_BUGS.items()
     ]
-    return [*in_rules, *in_optimizers, *in_engine]
+    in_limits = [
+        Mutant(where, what, plant, lambda where=where: _by_limits(where))
+        for (where, what), plant in BOUNDED_BUGS.items()
+    ]
+    return [*in_rules, *in_optimizers, *in_engine, *in_limits]
 
 
 def hunt(mutant: Mutant) -> str:

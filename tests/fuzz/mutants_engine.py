@@ -21,7 +21,7 @@ Plant = Callable[[], contextlib.AbstractContextManager[None]]
 Pick = Callable[[Tensor], Tensor]
 
 
-def _patched(owner: Any, name: str, value: Any) -> Plant:
+def patched(owner: Any, name: str, value: Any) -> Plant:
     @contextlib.contextmanager
     def plant() -> Iterator[None]:
         with mock.patch.object(owner, name, value):
@@ -37,7 +37,7 @@ def _in_prover(name: str, value: Callable[..., Any]) -> Plant:
         def __getattr__(self, asked: str) -> Any:
             return value if asked == name else getattr(masks, asked)
 
-    return _patched(prover, "masks", Other())
+    return patched(prover, "masks", Other())
 
 
 _leaf_masks, _backward = prover._leaf_masks, prover._backward
@@ -92,12 +92,12 @@ def _lasting(*args: Any) -> Any:
 ENGINE_BUGS: Final[dict[tuple[str, str], Plant]] = {
     ("prover", "one consumer is enough"): _in_prover("meet", masks.join),
     ("prover", "the last consumer counts"): _in_prover("meet", lambda _, b: b),
-    ("prover", "facts need no masked gradient"): _patched(prover, "prove", _first_round),
-    ("prover", "only the first loss counts"): _patched(prover, "_leaf_masks", _one_graph),
-    ("arithmetic", "constants are zero"): _patched(arithmetic, "_spread", _known_constants),
-    ("prover", "opaque operations pass nothing"): _patched(prover, "_backward", _opaque_masks),
-    ("leaves", "every fact lasts"): _patched(leaves, "leaf", _lasting),
-    ("leaves", "a row is like its first column"): _patched(leaves, "_along", _first_column),
+    ("prover", "facts need no masked gradient"): patched(prover, "prove", _first_round),
+    ("prover", "only the first loss counts"): patched(prover, "_leaf_masks", _one_graph),
+    ("arithmetic", "constants are zero"): patched(arithmetic, "_spread", _known_constants),
+    ("prover", "opaque operations pass nothing"): patched(prover, "_backward", _opaque_masks),
+    ("leaves", "every fact lasts"): patched(leaves, "leaf", _lasting),
+    ("leaves", "a row is like its first column"): patched(leaves, "_along", _first_column),
 }
 
 _rules: Final = optimizers._RULES
@@ -171,19 +171,17 @@ OPTIMIZER_BUGS: Final[dict[tuple[type[Optimizer], str], Plant]] = {
         (kind, "coupled decay is overlooked"): _without(kind, weight_decay=0.0) for kind in _COUPLED
     },
     **{
-        (kind, "a decay of any size only shrinks"): _patched(
-            optimizers, "_shrink_factor", _any_rate
-        )
+        (kind, "a decay of any size only shrinks"): patched(optimizers, "_shrink_factor", _any_rate)
         for kind in _SHRINKING
     },
     **{(kind, "the drain is an eighth"): _smaller_drift(kind) for kind in (optim.SGD, optim.AdamW)},
     (optim.SGD, "there is no cone"): _rule(optim.SGD, _everything),
     (optim.SGD, "all momentum is Nesterov's"): _without(optim.SGD, nesterov=True),
     (optim.ASGD, "lambd is overlooked"): _without(optim.ASGD, lambd=0.0),
-    (optim.Adam, "eps may be zero"): _patched(
+    (optim.Adam, "eps may be zero"): patched(
         optimizers, "_guard_eps", lambda slot, values: float(slot.group["eps"])
     ),
-    (optim.SGD, "numbers are not rounded"): _patched(
+    (optim.SGD, "numbers are not rounded"): patched(
         optimizers, "_precision", lambda values: optimizers._Precision(1e-12, 1e-300, 1e-290)
     ),
 }

@@ -8,9 +8,11 @@ from multiprocessing import get_context
 from typing import Final
 
 import torch
-from fuzz.attack import Tally, fuzz_one
+from fuzz import within
+from fuzz.attack import Tally, Violation, fuzz_one
 
 _CHUNK: Final = 25
+_BOUNDED_EVERY: Final = 10
 _ENOUGH: Final = 50
 """Counterexamples after which no more are looked for."""
 
@@ -35,10 +37,15 @@ def main() -> int:
 
 
 def attacked(seeds: range) -> Tally:
-    """Attack the networks of some seeds."""
+    """Attack the networks of some seeds, and for every tenth those with limits."""
     tally = Tally()
     for seed in seeds:
         fuzz_one(seed, tally)
+        for kind in within.NETS if seed % _BOUNDED_EVERY == 0 else ():
+            verdict = within.examine(kind, seed)
+            tally.bounded[kind] += verdict.units
+            if verdict.wrong:
+                tally.violations.append(Violation(seed, -1, kind, verdict.wrong, "within limits"))
     return tally
 
 
@@ -53,6 +60,7 @@ def show(tally: Tally, seconds: float) -> None:
         ("certified", tally.certified),
         ("closed elements", tally.closed),
         ("claims", tally.claims),
+        ("bounded units", tally.bounded),
         ("optimizers", tally.optimizers),
         ("dtypes", tally.dtypes),
         ("skipped", tally.skipped),

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fuzz import within
 from fuzz.attack import Tally, fuzz_one
 from fuzz.mutants import Mutant, every, hunt
 
@@ -25,6 +26,8 @@ SOME = {
     ("prover", "one consumer is enough"),
     ("prover", "facts need no masked gradient"),
     ("arithmetic", "constants are zero"),
+    ("bounded norm", "the mean is exact"),
+    ("bounded sum", "nothing is rounded"),
 }
 """Planted bugs of the ordinary run; `make fuzz-mutants` has them all."""
 
@@ -49,9 +52,18 @@ def test_no_attack_moves_what_is_proven() -> None:
     assert sum(tally.skipped.values()) < NETWORKS / 10
 
 
+@pytest.mark.parametrize("kind", within.NETS)
+def test_no_attack_within_its_limits_moves_what_is_bounded(kind: str) -> None:
+    """The worst inputs open nothing, whatever momentum is left and however parameters decay."""
+    verdicts = [within.examine(kind, seed) for seed in range(NETWORKS // 4)]
+    assert not any(verdict.wrong for verdict in verdicts), verdicts
+    assert sum(verdict.units for verdict in verdicts) > NETWORKS / 10, "little was proven"
+    assert sum(verdict.steps for verdict in verdicts) > NETWORKS / 10, "little was attacked"
+
+
 def test_every_rule_has_a_planted_bug() -> None:
     """A rule without a mutant is not tested."""
-    assert {mutant.where for mutant in every()} >= set(RULES)
+    assert {mutant.where for mutant in every()} >= {*RULES, "bounded norm", "bounded sum"}
 
 
 @pytest.mark.parametrize(

@@ -107,14 +107,11 @@ def test_a_fit_that_dies_before_its_first_step_leaves_the_folder_free(tmp_path: 
 
 
 SIGTERM = """
-os.setsid()  # so that the signal goes to this process and its workers, and no further
-
-
 class Scheduler(Callback):
     def on_train_batch_end(self, trainer, *args):
         if trainer.global_step == 3:
             print(len(multiprocessing.active_children()), "workers", flush=True)
-            kill = ["kill", "-TERM", "--", f"-{os.getpid()}"]
+            kill = ["kill", "-TERM", "--", f"-{os.getpgid(0)}"]
             subprocess.run(kill, start_new_session=True, check=True)
 
 

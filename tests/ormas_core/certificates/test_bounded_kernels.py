@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from certificate_support import sgd
+from fuzz.within import attacks, worst
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -53,32 +54,6 @@ def limits_of(net: nn.Module, loss: Tensor, channels: int) -> dict[str, float]:
     (claim,) = certify(net, sgd(net), loss)
     assert (claim.cls, len(claim.units)) == (CertificateClass.BOUNDED, channels)
     return {condition.name: condition.value for condition in claim.conditions}
-
-
-def attacks(m: int, x_max: float, dtype: torch.dtype) -> Tensor:
-    """Return inputs of at most x_max in size, shape (m, attacks): spikes, offsets, near constants.
-
-    A spike attains |x_hat| = sqrt(m - 1); one of a few units in the last place upon a large mean
-    is where the mean is worst rounded.
-    """
-    top = torch.tensor(x_max, dtype=dtype)
-    if top.double() > x_max:
-        top = torch.nextafter(top, torch.zeros((), dtype=dtype))
-    columns = []
-    for base in (top, top / 3, top / 17, top / 120, torch.zeros_like(top)):
-        spacing = torch.nextafter(base, top + top) - base
-        spikes = [-top, -base, base / 2, *(base - k * spacing for k in (1, 2, 3, max(1, m // 2)))]
-        for spike in (spike.to(dtype) for spike in spikes):
-            for place in (0, m // 2, m - 1):
-                column = base.expand(m).clone()
-                column[place] = spike
-                columns += [column, -column]
-        columns += [base.expand(m), -base.expand(m)]
-    columns += list((top * torch.linspace(0.5, 1.0, 16).to(dtype)).expand(m, 16).T)
-    for spread in (2.0, 1e-3):
-        near = top.double() * (1 - spread * torch.rand(m, 8, dtype=torch.float64))
-        columns += list(near.to(dtype).clamp(-top, top).T)
-    return torch.stack(columns * 2, dim=1)  # half of the channels have a negative scale
 
 
 def layouts(columns: Tensor, dims: int) -> Iterator[Tensor]:
@@ -207,25 +182,6 @@ SUMS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "2d, wide": (lambda: nn.Conv2d(16, 6, 3, padding=1), (16, 24, 24)),
     "3d": (lambda: nn.Conv3d(2, 6, 3), (2, 3, 3, 3)),
 }
-
-
-def worst(layer: Any, size: float, shape: tuple[int, ...]) -> Tensor:
-    """Return a batch with, for each channel, the input whose every product has the bias's reverse.
-
-    Where the input is larger than the kernel it is tiled with it, so that many places come close.
-    """
-    rows = []
-    groups = getattr(layer, "groups", 1)
-    for channel, weight in enumerate(layer.weight.detach()):
-        row = torch.zeros(shape)
-        own = channel // (len(layer.weight) // groups) * weight.shape[0] if groups > 1 else 0
-        pattern = weight.sign() * size
-        for axis, length in enumerate(shape[1:], start=1):
-            index = torch.arange(length) % weight.shape[axis]
-            pattern = pattern.index_select(axis, index)
-        row[own : own + weight.shape[0]] = pattern
-        rows += [row, row.flip(-1), size * torch.sign(torch.randn(shape))]
-    return torch.stack(rows)
 
 
 @pytest.mark.parametrize("mkldnn", [True, False], ids=["mkldnn", "native"])
