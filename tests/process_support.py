@@ -1,7 +1,7 @@
 """Processes of Python for tests: their environment, and one that need not import torch again.
 
 Most of what a test takes that starts processes is imports, the same ones each time. `warm_python`
-runs command lines as Python does, in forks of one process that has torch and the frameworks. Tests
+runs command lines as Python does, in forks of one process that has torch, or all frameworks. Tests
 of what a fresh interpreter does, such as what it imports, start `sys.executable`.
 """
 
@@ -31,10 +31,10 @@ client.main({address!r})
 """
 _WARM = _TESTS / "warm"
 _STARTING = threading.Lock()
-_IMPORTED = (
-    *("torch", "torch._dynamo", "torch.distributed.run"),
-    *("lightning.pytorch", "transformers.trainer", "sklearn.datasets"),
-    *("mlflow", "mlflow.store.tracking.sqlalchemy_store"),
+TORCH = ("torch", "torch._dynamo")
+FRAMEWORKS = (
+    *(*TORCH, "torch.distributed.run", "lightning.pytorch", "transformers.trainer"),
+    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "sklearn.datasets"),
 )
 
 
@@ -58,14 +58,18 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def warm_python() -> str:
-    """Return the path of a Python that has imported the frameworks; it ends with this process."""
+def warm_python(modules: tuple[str, ...] = TORCH) -> str:
+    """Return the path of a Python that has imported the modules; it ends with this process.
+
+    Args:
+        modules: `TORCH`, or `FRAMEWORKS`, of which a process takes longer to end.
+    """
     with _STARTING:
-        return _start()
+        return _start(modules)
 
 
 @cache
-def _start() -> str:
+def _start(modules: tuple[str, ...]) -> str:
     # Not in a folder of pytest's: the address of a socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     address, client = str(folder / "socket"), folder / "python"
@@ -77,7 +81,7 @@ def _start() -> str:
         listener.bind(address)
         listener.listen(64)
         server = subprocess.Popen(
-            [sys.executable, _WARM / "server.py", str(listener.fileno()), client, *_IMPORTED],
+            [sys.executable, _WARM / "server.py", str(listener.fileno()), client, *modules],
             env=child_environment(),
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,
