@@ -1,7 +1,7 @@
 """Processes of Python for tests: their environment, and one that need not import torch again.
 
 Most of what a test takes that starts processes is imports, the same ones each time. `warm_python`
-runs command lines as Python does, in forks of one process that has torch and the frameworks. Tests
+runs command lines as Python does, in forks of one process that has torch, or all frameworks. Tests
 of what a fresh interpreter does, such as what it imports, start `sys.executable`.
 """
 
@@ -31,10 +31,10 @@ client.main({address!r})
 """
 _WARM = _TESTS / "warm"
 _STARTING = threading.Lock()
-_IMPORTED = (
-    *("torch", "torch._dynamo", "torch.distributed.run"),
-    *("lightning.pytorch", "transformers.trainer", "sklearn.datasets"),
-    *("mlflow", "mlflow.store.tracking.sqlalchemy_store"),
+TORCH = ("torch", "torch._dynamo")
+FRAMEWORKS = (
+    *(*TORCH, "torch.distributed.run", "lightning.pytorch", "transformers.trainer"),
+    *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "sklearn.datasets"),
 )
 
 
@@ -58,16 +58,22 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def warm_python() -> str:
-    """Return the path of a Python that has imported the frameworks; it ends with this process."""
+def warm_python(modules: tuple[str, ...] = TORCH) -> str:
+    """Return the path of a Python that has imported the modules; it ends with this process.
+
+    Args:
+        modules: `TORCH`, or `FRAMEWORKS`, of which a process takes longer to end.
+    """
     with _STARTING:
-        return _start()
+        return _start(modules)
 
 
-def run_warm(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+def run_warm(
+    code: str, *arguments: str, modules: tuple[str, ...] = TORCH
+) -> "subprocess.CompletedProcess[str]":
     """Run code in such a Python of its own, and wait for its end."""
     return subprocess.run(
-        [warm_python(), "-c", code, *arguments],
+        [warm_python(modules), "-c", code, *arguments],
         env=child_environment(),
         capture_output=True,
         text=True,
@@ -76,7 +82,7 @@ def run_warm(code: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @cache
-def _start() -> str:
+def _start(modules: tuple[str, ...]) -> str:
     # Not in a folder of pytest's: the address of a socket must be short.
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     address, client = str(folder / "socket"), folder / "python"
@@ -88,7 +94,7 @@ def _start() -> str:
         listener.bind(address)
         listener.listen(64)
         server = subprocess.Popen(
-            [sys.executable, _WARM / "server.py", str(listener.fileno()), client, *_IMPORTED],
+            [sys.executable, _WARM / "server.py", str(listener.fileno()), client, *modules],
             env=child_environment(),
             pass_fds=[listener.fileno()],
             stdin=subprocess.PIPE,

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 import torch.distributed as dist
-from process_support import child_environment, warm_python
+from process_support import FRAMEWORKS, child_environment, warm_python
 
 COLLECTIVE_TIMEOUT_S = 30.0
 TIMEOUT_S = 120.0
@@ -158,7 +158,7 @@ def run_script(
         AssertionError: it failed, did not end, or a rank did not report; with its last output.
     """
     handover, cwd = _folders(folder, "cwd")
-    command = [warm_python()]
+    command = [warm_python(FRAMEWORKS)]
     if torchrun:
         launcher = "torch.distributed.run"
         command += ["-m", launcher, "--standalone", "--nproc-per-node", str(world_size)]
@@ -249,7 +249,7 @@ def _run(
     try:
         with (
             mock.patch.dict(os.environ, child_environment(), clear=True),
-            mock.patch("multiprocessing.spawn._python_exe", os.fsencode(warm_python())),
+            mock.patch("multiprocessing.spawn._python_exe", os.fsencode(warm_python(FRAMEWORKS))),
         ):
             for rank in range(seats.world_size):
                 receiver, sender = context.Pipe(duplex=False)

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from process_support import child_environment, warm_python
+from process_support import FRAMEWORKS, child_environment, warm_python
 
 SCRIPT = """
 import multiprocessing.spawn, os, sys, threading
@@ -15,11 +15,13 @@ class Late:
     def __del__(self): print("late", file=self.where)
 late = Late()
 late.where = sys.stderr
+thread = threading.Thread(target=lambda: print(os.getcwd(), sys.stdin.read()))
+thread.start()
+thread.join()
 print(__name__, __file__, __package__, __spec__, sys.argv, sys.path, sorted(os.environ.items()))
 print(multiprocessing.spawn.get_executable() == os.fsencode(sys.executable))
 print(sorted(set(globals()) - {"__annotations__", "__cached__"}))
 import beside
-threading.Thread(target=lambda: print(os.getcwd(), sys.stdin.read())).start()
 """
 FILES = """
 import os
@@ -126,7 +128,7 @@ def test_no_two_processes_draw_alike_and_each_knows_its_rank() -> None:
     )
     seen = [
         subprocess.run(
-            [warm_python(), "-c", code],
+            [warm_python(FRAMEWORKS), "-c", code],
             env={**child_environment(), "LOCAL_RANK": str(rank)},
             capture_output=True,
             text=True,

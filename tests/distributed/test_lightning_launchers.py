@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from process_support import child_environment, warm_python
+from process_support import FRAMEWORKS, child_environment, warm_python
 from ranks_support import run_script
 
 from ormas_core import RunEnd, RunStart, Status, read_metrics, read_record, verify_record
@@ -18,7 +18,7 @@ def test_case_46_processes_of_lightnings_own_launchers_write_one_record(
 ) -> None:
     """The callback goes to its processes and watches there; rank 0 writes, this one reads."""
     done = subprocess.run(
-        [warm_python(), str(SCRIPTS / "lightning_launch.py"), str(tmp_path), strategy],
+        [warm_python(FRAMEWORKS), str(SCRIPTS / "lightning_launch.py"), str(tmp_path), strategy],
         cwd=tmp_path,
         env=child_environment(),
         stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from process_support import child_environment, warm_python
+from process_support import FRAMEWORKS, TORCH, child_environment, warm_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -30,6 +30,7 @@ TIMEOUT_S = 240
 _FENCE = re.compile(r"^```(.*)\n((?:.*\n)*?)```$", re.MULTILINE)
 _MARK = re.compile(r"^<!-- run: ([\w-]+) -->$", re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FRAMEWORK = re.compile(r"lightning|transformers|mlflow")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
 
@@ -114,18 +115,21 @@ class Workshop:
         folder = self._base / "_".join(place).replace("/", "_")
         folder.mkdir()
         ran: dict[Block, Ran] = {}
-        for block in (b for b in BLOCKS if b.place == place):
+        found = [block for block in BLOCKS if block.place == place]
+        framed = any(_FRAMEWORK.search(block.text) for block in found)
+        python = warm_python(FRAMEWORKS if framed else TORCH)
+        for block in found:
             if block.language == "python":
                 (folder / "script.py").write_text(block.text, encoding="utf-8")
-                ran[block] = call(["script.py"], folder)
+                ran[block] = call([python, "script.py"], folder)
             elif block.language == "console":
-                ran[block] = console(block, folder)
+                ran[block] = console(block, python, folder)
             elif block.language == "sh":
                 ran[block] = shell(block.text, folder)
         return ran
 
 
-def console(block: Block, folder: Path) -> Ran:
+def console(block: Block, python: str, folder: Path) -> Ran:
     """Run the lines that start with `$ `; an exit code that is not 0 must be asked for."""
     code, steps = 0, []
     for part in re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]:
@@ -136,7 +140,7 @@ def console(block: Block, folder: Path) -> Ran:
             assert code == 0, f"{block}: exit code {code} before `{command}`, and no echo $?"
             program, *arguments = shlex.split(command)
             assert program == "ormas-monitor", f"{block}: the test does not run {program}"
-            ran = call(["-m", "ormas_core.cli.main", *arguments], folder)
+            ran = call([python, "-m", "ormas_core.cli.main", *arguments], folder)
             found, code = ran.shown, ran.code
         steps.append((command, expected, found))
     return Ran(code, "", tuple(steps))
@@ -179,10 +183,10 @@ def shell(text: str, folder: Path) -> Ran:
     return Ran(done.returncode, done.stdout + done.stderr)
 
 
-def call(arguments: list[str], folder: Path) -> Ran:
-    """Run Python in `folder`, as this tree has it, offline and on the CPU."""
+def call(command: list[str], folder: Path) -> Ran:
+    """Run a Python in `folder`, as this tree has it, offline and on the CPU."""
     done = subprocess.run(
-        [warm_python(), *arguments],
+        command,
         cwd=folder,
         env=child_environment(),
         capture_output=True,

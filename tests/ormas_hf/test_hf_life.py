@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from hf_support import Logged, make, of
-from process_support import child_environment, warm_python
+from process_support import FRAMEWORKS, child_environment, warm_python
 from support import BATCH, Toy, ToyNet, global_hooks, hf_arguments, hf_trainer
 from torch import Tensor
 from torch.nn.modules import module as module_globals
@@ -239,7 +239,7 @@ hf_trainer(Net(), hf_arguments(folder / "hf"), [callback]).train()
 def test_a_crash_without_close_is_recorded_when_the_interpreter_exits(tmp_path: Path) -> None:
     """All checks up to the step, and the type of the exception that nobody caught."""
     done = subprocess.run(
-        [warm_python(), "-c", SCRIPT, str(tmp_path)],
+        [warm_python(FRAMEWORKS), "-c", SCRIPT, str(tmp_path)],
         env=child_environment(),
         capture_output=True,
         text=True,

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from process_support import run_warm
+from process_support import FRAMEWORKS, run_warm
 
 from ormas_core import (
     RunEnd,
@@ -73,7 +73,7 @@ def test_an_interrupted_training_is_closed_with_the_reason(
     unknown. The handlers are the script's own all the time.
     """
     body = f"{before}train(lambda: to_me({int(sent)}), closing={closing})"
-    done = run_warm(TRAINING + body, str(tmp_path))
+    done = run_warm(TRAINING + body, str(tmp_path), modules=FRAMEWORKS)
     assert done.returncode == code, done.stderr
     (end,) = ends(tmp_path / "run")
     known = closing or error == "KeyboardInterrupt"
@@ -84,7 +84,9 @@ def test_an_interrupted_training_is_closed_with_the_reason(
 
 def test_a_sigterm_that_nobody_handles_leaves_whole_lines(tmp_path: Path) -> None:
     """The process is gone at once; what was checked is there, and reads as interrupted."""
-    done = run_warm(TRAINING + f"train(lambda: to_me({int(signal.SIGTERM)}))", str(tmp_path))
+    done = run_warm(
+        TRAINING + f"train(lambda: to_me({int(signal.SIGTERM)}))", str(tmp_path), modules=FRAMEWORKS
+    )
     assert done.returncode == -signal.SIGTERM
     assert not ends(tmp_path / "run")
     assert len(list(read_metrics(tmp_path / "run"))) == 3
@@ -103,7 +105,7 @@ def test_case_51_a_schedulers_sigterm_reaches_the_workers_of_the_data_loader_too
         f"{HANDLED}os.setpgid(0, 0)\n"
         "train(lambda: os.killpg(0, signal.SIGTERM), closing=True, dataloader_num_workers=2)"
     )
-    done = run_warm(TRAINING + body, str(tmp_path))
+    done = run_warm(TRAINING + body, str(tmp_path), modules=FRAMEWORKS)
     assert done.returncode == 7, done.stderr
     assert done.stdout.count("left in") == 1
     events = [line.event for line in read_record(tmp_path / "run")]

@@ -4,7 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from process_support import run_warm
+from process_support import FRAMEWORKS, run_warm
 
 from ormas_core import RunEnd, Status, read_metrics, read_record, verify_record
 
@@ -71,7 +71,7 @@ def test_a_crash_without_close_is_recorded_when_the_interpreter_exits(
 ) -> None:
     """All checks up to the step, and the type of what ended it, `on_exception` called or not."""
     script, code, error = SCRIPTS[name]
-    done = run_warm(PRELUDE + script, str(tmp_path))
+    done = run_warm(PRELUDE + script, str(tmp_path), modules=FRAMEWORKS)
     assert done.returncode == code, done.stderr
     (end,) = ends(tmp_path)
     assert (end.status, end.error, end.checks) == (Status.INTERRUPTED, error, 5)
@@ -89,7 +89,9 @@ def test_a_crash_without_close_is_recorded_when_the_interpreter_exits(
 )
 def test_a_fit_that_is_killed_leaves_what_it_had(tmp_path: Path, how: str, code: int) -> None:
     """No handler runs; every check before it is there, whole, and the record has no end."""
-    done = run_warm(PRELUDE + f"fit(training_step=step_that(lambda: {how}))", str(tmp_path))
+    done = run_warm(
+        PRELUDE + f"fit(training_step=step_that(lambda: {how}))", str(tmp_path), modules=FRAMEWORKS
+    )
     assert done.returncode == code, done.stderr
     assert [row.step for row in read_metrics(tmp_path / "run")] == list(range(5))
     found = verify_record(tmp_path / "run")
@@ -100,7 +102,11 @@ def test_a_fit_that_is_killed_leaves_what_it_had(tmp_path: Path, how: str, code:
 
 def test_a_fit_that_dies_before_its_first_step_leaves_the_folder_free(tmp_path: Path) -> None:
     """In `configure_optimizers` nothing has begun: no record, and the next fit makes it."""
-    done = run_warm(PRELUDE + "fit(configure_optimizers=lambda self: divide())", str(tmp_path))
+    done = run_warm(
+        PRELUDE + "fit(configure_optimizers=lambda self: divide())",
+        str(tmp_path),
+        modules=FRAMEWORKS,
+    )
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert not (tmp_path / "run").exists()
@@ -129,7 +135,7 @@ def test_case_51_sigterm_for_a_process_and_its_workers_closes_the_record_once(
     A handler that was there before is called too. What ends the fit first, the signal or a worker
     that is gone, is a matter of luck.
     """
-    done = run_warm(PRELUDE + SIGTERM, str(tmp_path))
+    done = run_warm(PRELUDE + SIGTERM, str(tmp_path), modules=FRAMEWORKS)
     assert done.returncode >= 0, done
     first, *others = done.stdout.splitlines()
     assert first == "2 workers"

@@ -178,11 +178,12 @@ def _open_standard_files() -> None:
 
 def _import_again() -> None:
     """Do what modules do when they are imported, where that differs from process to process."""
-    import numpy as np
-    from lightning.fabric.utilities import rank_zero
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own generator is seeded after every fork
+    if "lightning.fabric" in sys.modules:
+        from lightning.fabric.utilities import rank_zero
 
-    np.random.seed()
-    rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # from the environment
+        rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # from the environment
 
 
 def _follow_options(arguments: list[str]) -> tuple[str, list[str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
-from process_support import child_environment, warm_python
+from process_support import FRAMEWORKS, child_environment, warm_python
 
 from ormas_core import Alarm, Diagnosis, RunFacts, read_record, run_facts, verify_record
 from ormas_core.cli import demo, demo_training
@@ -18,7 +18,7 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     place = tmp_path_factory.mktemp("demo")
     environment = {**child_environment(), "PYTHONWARNINGS": "default"}
     result = subprocess.run(
-        [warm_python(), "-m", "ormas_core.cli.main", "demo", "--out", "runs"],
+        [warm_python(FRAMEWORKS), "-m", "ormas_core.cli.main", "demo", "--out", "runs"],
         cwd=place,
         env=environment,
         capture_output=True,
