@@ -232,6 +232,11 @@ CATALOGUE: Final[Mapping[str, FindingKind]] = {
         "channels whose input never varied in training",
         "Look at the layer before them.",
     ),
+    "untouched-statistics": FindingKind(
+        _I,
+        "running statistics as they were built, beside a shift that was trained",
+        "Check that training updated them; expected where they were folded into scale and shift.",
+    ),
     "frozen-tensors": FindingKind(
         _I, "tensors that are those of the base", "Expected if they were frozen."
     ),

@@ -166,6 +166,7 @@ def test_case_42_a_model_compiled_before_the_monitor_came_is_said_to_be(
     batch = next(iter(loader(1)))
     model(**batch)
     compilations = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert compilations
     sink = loop(model, tmp_path)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == compilations
     lines = {m.name: m for m in of(sink, Manifest)[0].mechanisms}

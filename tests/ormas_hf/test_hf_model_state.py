@@ -23,7 +23,10 @@ from ormas_core import (
     RunEnd,
     StatisticsAtOdds,
     Status,
+    check_checkpoint,
 )
+
+UNTOUCHED = "untouched-statistics"
 
 
 class Normed(ToyNet):
@@ -81,6 +84,11 @@ def test_case_23_statistics_that_stay_at_their_start_are_named(tmp_path: Path) -
     assert not net.bn.running_mean.any()
     (found,) = of(sink, StatisticsAtOdds)
     assert (found.step, found.drifting, found.untouched) == (1, (), ("bn",))
+    torch.save(net.state_dict(), tmp_path / "model.pt")
+    named = {
+        f.where for f in check_checkpoint(tmp_path / "model.pt").findings if f.code == UNTOUCHED
+    }
+    assert named == {"bn"}
 
 
 class Scales(TrainerCallback):

@@ -33,7 +33,7 @@ class Norm:
         name: name of the layer.
         facts: its scale.
         scale, shift: `(channels,)`; the shift is zero where there is none.
-        variance: the running variance, or None.
+        mean, variance: the running statistics, or None.
         batch: whether it is a batch normalisation.
         plain: whether there is no shift.
     """
@@ -42,6 +42,7 @@ class Norm:
     facts: Looked
     scale: Any
     shift: Any
+    mean: Any
     variance: Any
     batch: bool
     plain: bool
@@ -61,9 +62,9 @@ def norms_of(seen: Seen) -> Iterator[Norm]:
         own = layer(name)
         beside = {
             part: _vector(tensors.get(f"{own}.{part}" if own else part), len(scale))
-            for part in (_SHIFTS[leaf(name)], "running_var")
+            for part in (_SHIFTS[leaf(name)], "running_mean", "running_var")
         }
-        shift, variance = beside.values()
+        shift, mean, variance = beside.values()
         if variance is None and shift is None and not is_norm_name(own):
             continue
         yield Norm(
@@ -71,6 +72,7 @@ def norms_of(seen: Seen) -> Iterator[Norm]:
             facts=looked,
             scale=scale,
             shift=np.zeros(len(scale)) if shift is None else shift,
+            mean=mean,
             variance=variance,
             batch=variance is not None,
             plain=shift is None,
@@ -163,6 +165,11 @@ def _batch(norm: Norm, seen: Seen) -> Iterator[Finding]:
     still = norm.variance <= _UNVARYING * median(norm.variance)
     still &= ~zero & ~low
     yield from _said(norm, "unvarying-variance", still, "running variance 0")
+    if norm.mean is not None and not norm.mean.any() and (norm.variance == 1).all():
+        # Of networks that are built anew shifts are zero; training moves all that are in use.
+        trained = np.full(len(shift), 2 * np.count_nonzero(shift) > len(shift))
+        text = "running mean 0 and variance 1, as built, though most shifts are not"
+        yield from _said(norm, "untouched-statistics", trained, text)
 
 
 def _said(norm: Norm, code: str, units: Any, text: str) -> Iterator[Finding]:

@@ -70,6 +70,7 @@ PLANTED: Final[tuple[tuple[str, Tensors, Tensors], ...]] = (
     ("decayed-channels", batch_norm(put(LINE, 3, 1e-8)), batch_norm(put(LINE, 3, 1e-2), ONES)),
     ("norm-scale-zero", batch_norm(LINE * 0), batch_norm(put(LINE, slice(1, 4), 0.1))),
     ("dormant-channels", batch_norm(None, put(LINE, 3, -9)), batch_norm(None, put(LINE, 3, -2))),
+    ("untouched-statistics", batch_norm(LINE, LINE, ONES), batch_norm(LINE, ONES * 0, ONES)),
     ("unvarying-variance", batch_norm(None, None, put(LINE, 3, 0)), batch_norm()),
     (
         "norm-scale-zero",
