@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ormas_core.certificates import leaves, masks, signs
 from ormas_core.certificates.candidates import Structure, candidate
+from ormas_core.certificates.graph import Graph, parameters_of
 from ormas_core.certificates.leaves import DENSE_ELEMENTS
 from ormas_core.certificates.masks import Part
 from ormas_core.certificates.signs import Signs
@@ -125,6 +126,13 @@ class Values:
             return [values.flatten()]
         axes = {axis for form in self._forms for axis in form.axes(key, first=first)}
         return [_first_of_each(values, axis) for axis in sorted(axes)]
+
+
+def values_of(
+    graphs: Sequence[Graph], forms: Sequence[Structure], dense: int = DENSE_ELEMENTS
+) -> Values:
+    """Return the values of all parameters in some graphs."""
+    return Values(parameters_of(graphs), forms, dense)
 
 
 def _dense(shape: tuple[int, ...], low: Part, high: Part) -> Signs:
