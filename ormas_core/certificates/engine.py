@@ -13,7 +13,7 @@ from ormas_core.certificates.boxes import box_of, holds
 from ormas_core.certificates.candidates import Structure, structure
 from ormas_core.certificates.checker import check_claim
 from ormas_core.certificates.explain import Explanation
-from ormas_core.certificates.graph import Graph
+from ormas_core.certificates.graph import Graph, parameters_of
 from ormas_core.certificates.leaves import DENSE_ELEMENTS, Leaf
 from ormas_core.certificates.limits import Bound, Limits
 from ormas_core.certificates.optimizers import Refused, Slot
@@ -24,7 +24,7 @@ from ormas_core.certificates.prover import Pass, Proof, prove
 from ormas_core.certificates.signs import Signs
 from ormas_core.certificates.suspects import open_units, parameter_of
 from ormas_core.certificates.units import Weight
-from ormas_core.certificates.values import Values
+from ormas_core.certificates.values import Values, values_of
 from ormas_core.claims import (
     CertificateClass,
     Claim,
@@ -82,13 +82,7 @@ def examine(
         dense: see `leaves.DENSE_ELEMENTS`.
     """
     forms = [structure(graph) for graph in graphs]
-    now = Values(parameters_of(graphs), forms, dense)
-    return examine_values(graphs, owners, forms, now)
-
-
-def parameters_of(graphs: Sequence[Graph]) -> dict[int, Tensor]:
-    """Return every parameter in the graphs, by id."""
-    return {id(parameter): parameter for graph in graphs for parameter in graph.parameters}
+    return examine_values(graphs, owners, forms, values_of(graphs, forms, dense))
 
 
 def examine_values(
@@ -165,6 +159,15 @@ class _Examination:
             self._proofs[CertificateClass.BOUNDED] = prove(self._graphs, start, self._limits)
         for key, weight in self._weights[0].items():
             self._judge(weight, closed[key])
+        # What the first loss does not reach is not proven, and it is said why.
+        others = {
+            key: (weight, home)
+            for home, known in enumerate(self._weights)
+            for key, weight in known.items()
+            if key not in closed
+        }
+        for weight, home in others.values():
+            self._refuse_open(weight, np.zeros((), np.bool_), home)
         return Outcome(
             tuple(self._claims),
             tuple(self._refusals),
@@ -222,10 +225,13 @@ class _Examination:
                 self._claim_all(weight, rows, cls)
                 left = left & ~rows
         self._claim_all(weight, left, CertificateClass.CLOSED_NOW)
+        self._refuse_open(weight, now | self._claimed(weight))
+
+    def _refuse_open(self, weight: Weight, closed: _Rows, home: int = 0) -> None:
+        """Say of the units that look dead, and that no proof closes, why; `home` has the weight."""
         ideal = self._proofs[CertificateClass.CLOSED_NOW]
-        closed = now | self._claimed(weight)
-        for reason, rows in open_units(self._graphs, weight, self._leaves, ideal, closed):
-            self._refuse(weight, rows, reason)
+        for reason, rows in open_units(self._graphs, weight, self._leaves, ideal, closed, home):
+            self._refuse(weight, rows, reason, home)
 
     def _claimed(self, weight: Weight) -> _Rows:
         """Return the units of a weight that were claimed so far."""
@@ -259,9 +265,10 @@ class _Examination:
                 )
                 self._refusals.append((refusal, place))
 
-    def _refuse(self, weight: Weight, group: _Rows, reason: str) -> None:
-        refusal = Refusal(layer=self._owner(weight).layer, units=_indices(group), reason=reason)
-        place = Place.of(parameter_of(self._graphs[0], weight), weight.axis, group)
+    def _refuse(self, weight: Weight, group: _Rows, reason: str, home: int = 0) -> None:
+        layer = self._owner(weight, home).layer
+        refusal = Refusal(layer=layer, units=_indices(group), reason=reason)
+        place = Place.of(parameter_of(self._graphs[home], weight), weight.axis, group)
         self._refusals.append((refusal, place))
 
     def _groups(self, weight: Weight, rows: _Rows, cls: CertificateClass) -> Iterator[_Rows]:
@@ -313,8 +320,8 @@ class _Examination:
         explanation = Explanation.of(graph, found, self._names, conditional)
         return explanation, explanation.close(own.leaf, box_of(shape, own.axis, unit, unit + 1))
 
-    def _owner(self, weight: Weight) -> Owner:
-        return self._owners.get(id(parameter_of(self._graphs[0], weight)), _UNKNOWN)
+    def _owner(self, weight: Weight, home: int = 0) -> Owner:
+        return self._owners.get(id(parameter_of(self._graphs[home], weight)), _UNKNOWN)
 
     def _still(self, weight: Weight, group: _Rows) -> bool:
         """Whether the units' own weights are proven not to move at all."""

@@ -88,6 +88,11 @@ class Graph:
     digest: str
 
 
+def parameters_of(graphs: Sequence[Graph]) -> dict[int, Tensor]:
+    """Return every parameter in the graphs, by id."""
+    return {id(parameter): parameter for graph in graphs for parameter in graph.parameters}
+
+
 class GraphReader:
     """Reads graphs, and knows the ones it has read again without building them anew.
 

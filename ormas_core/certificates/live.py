@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ormas_core.certificate_events import Certificate, CertificateRefused, CertificateRevoked
 from ormas_core.certificates.candidates import Structure, fingerprint, structure
-from ormas_core.certificates.engine import Outcome, examine_values, parameters_of
+from ormas_core.certificates.engine import Outcome, examine_values
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken, unprovable
 from ormas_core.certificates.limits import MARGINS
@@ -19,7 +19,7 @@ from ormas_core.certificates.ownership import Owner, owners
 from ormas_core.certificates.place import Place
 from ormas_core.certificates.rules import SETTINGS
 from ormas_core.certificates.standing import stands
-from ormas_core.certificates.values import Values
+from ormas_core.certificates.values import values_of
 from ormas_core.claims import CertificateClass, Claim, UnitKind
 
 MOST_GRAPHS: Final = 64
@@ -194,7 +194,7 @@ class CertificateWatch:
     def _prove(self, graphs: Sequence[Graph], found: Mapping[int, Owner]) -> None:
         """Prove anew, unless all that the last outcome rests on is as it was."""
         forms = [self._form(graph) for graph in graphs]
-        now = Values(parameters_of(graphs), forms)
+        now = values_of(graphs, forms)
         key = (tuple(map(id, graphs)), [fingerprint(now.likely(), form) for form in forms])
         before = self.outcome
         if before is None or key != self._key or not stands(before, forms, now, found):

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from ormas_core.certificates.bounded import find_limits
 from ormas_core.certificates.candidates import Structure
-from ormas_core.certificates.engine import Outcome, lasting_leaf, parameters_of
+from ormas_core.certificates.engine import Outcome, lasting_leaf
+from ormas_core.certificates.graph import parameters_of
 from ormas_core.certificates.masks import Mask, meet
 from ormas_core.certificates.ownership import Owner
 from ormas_core.certificates.values import Values

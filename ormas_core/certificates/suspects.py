@@ -36,12 +36,16 @@ def open_units(
     leaves: Mapping[int, Leaf],
     ideal: Proof,
     closed: NDArray[np.bool_],
+    home: int = 0,
 ) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield (reason, units) for the units that look dead and that no proof closes."""
-    looks = looks_dead(graphs[0], weight, leaves) & ~closed
+    """Yield (reason, units) for the units that look dead and that no proof closes.
+
+    `home` is the number of the graph that the weight is of.
+    """
+    looks = looks_dead(graphs[home], weight, leaves) & ~closed
     by_reason: dict[str, NDArray[np.bool_]] = {}
     for unit in np.flatnonzero(looks):
-        reason = _reason(graphs, weight, leaves, ideal, int(unit))
+        reason = _reason(graphs, weight, leaves, ideal, int(unit), home)
         by_reason.setdefault(reason, np.zeros_like(looks))[unit] = True
     yield from by_reason.items()
 
@@ -67,8 +71,9 @@ def _reason(
     leaves: Mapping[int, Leaf],
     ideal: Proof,
     unit: int,
+    home: int,
 ) -> str:
-    graph = graphs[0]
+    graph = graphs[home]
     if len(graphs) > 1:
         parameter = parameter_of(graph, weight)
         closes = 0
@@ -83,4 +88,4 @@ def _reason(
         leaf = graph.nodes[number].parameter
         return leaves[id(graph.parameters[leaf])].name if leaf is not None else ""
 
-    return reasons.obstacle(graph, ideal.passes[0], weight, unit, name)
+    return reasons.obstacle(graph, ideal.passes[home], weight, unit, name)

@@ -4,7 +4,7 @@ A check at which nothing has changed looks at the scales, and at one weight of e
 All is looked at within one check, during which nothing is written.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ormas_core.certificates import leaves, masks, signs
 from ormas_core.certificates.candidates import Structure, candidate
+from ormas_core.certificates.graph import Graph, parameters_of
 from ormas_core.certificates.leaves import DENSE_ELEMENTS
 from ormas_core.certificates.masks import Part
 from ormas_core.certificates.signs import Signs
@@ -48,13 +49,14 @@ class Values:
     def likely(self) -> dict[int, Signs]:
         """Return the facts about all that may be a `candidate`, by id, if one is by itself."""
         if self._likely is None:
-            begun = self.of(self._glance(self._parameters, first=True))
+            first = self._glance(self._parameters, first=True)
             worth = any(
                 candidate(key, facts, form, first=True)
                 for form in self._forms
-                for key, facts in begun.items()
+                for key, facts in self._read(first, first).items()
             )
-            self._likely = self.of(self._glance(self._parameters)) if worth else {}
+            found = self._glance(self._parameters) if worth else []
+            self._likely = self._read(found, found)
         return self._likely
 
     def every(self) -> dict[int, Signs]:
@@ -64,7 +66,12 @@ class Values:
     def of(self, keys: Iterable[int]) -> dict[int, Signs]:
         """Return the facts about some parameters, with few copies to the host."""
         wanted = list(keys)
-        new = [key for key in wanted if key not in self._found]
+        new = [key for key in wanted if key not in self._found and not self._is_small(key)]
+        return self._read(wanted, self._glance(new))
+
+    def _read(self, keys: Sequence[int], hits: Collection[int]) -> dict[int, Signs]:
+        """Return the facts about some parameters; `hits` are those that a glance has shown."""
+        new = [key for key in keys if key not in self._found]
         small = [key for key in new if self._is_small(key)]
         flat = [self._parameters[key].detach().flatten() for key in small]
         for numbers, ends, host in _together(flat):
@@ -72,16 +79,16 @@ class Values:
             for number, low, high in zip(numbers, *parts, strict=True):
                 key = small[number]
                 self._found[key] = _dense(tuple(self._parameters[key].shape), low, high)
-        large = [key for key in new if key not in self._found]
-        glanced = set(self._glance(large))
-        for key in large:
-            values, signed = self._parameters[key], key in self._signed
-            self._found[key] = (
-                leaves.read_now(values, self._dense, signed=signed)
-                if key in glanced
-                else signs.unknown(tuple(values.shape))
-            )
-        return {key: self._found[key] for key in wanted}
+        shown = set(hits)
+        for key in new:
+            if key not in self._found:
+                values, signed = self._parameters[key], key in self._signed
+                self._found[key] = (
+                    leaves.read_now(values, self._dense, signed=signed)
+                    if key in shown
+                    else signs.unknown(tuple(values.shape))
+                )
+        return {key: self._found[key] for key in keys}
 
     def _is_small(self, key: int) -> bool:
         """Whether a parameter is read whole."""
@@ -125,6 +132,13 @@ class Values:
             return [values.flatten()]
         axes = {axis for form in self._forms for axis in form.axes(key, first=first)}
         return [_first_of_each(values, axis) for axis in sorted(axes)]
+
+
+def values_of(
+    graphs: Sequence[Graph], forms: Sequence[Structure], dense: int = DENSE_ELEMENTS
+) -> Values:
+    """Return the values of all parameters in some graphs."""
+    return Values(parameters_of(graphs), forms, dense)
 
 
 def _dense(shape: tuple[int, ...], low: Part, high: Part) -> Signs:
