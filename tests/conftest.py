@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 from hypothesis import settings
 
@@ -12,6 +13,9 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "true"
 # Tests run side by side; threads of their own would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background jobs ignore Ctrl-C, and so would what tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Deterministic and untimed: the same examples on every machine, however slow it is.
 settings.register_profile("ormas", derandomize=True, deadline=None, database=None, max_examples=50)

@@ -128,7 +128,7 @@ def test_sparse_gradients_and_empty_batches_are_measured(make: Make) -> None:
 
 
 def test_no_value_is_fetched_one_by_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check copies twice per device: what it measures, and the signs of parameters; no item()."""
+    """What is measured, a glance at parameters, and where that shows something, their signs."""
     net = ToyNet()
     monitor, sink = make(net)
     loss = net(**next(iter(loader())))["loss"]
@@ -143,7 +143,7 @@ def test_no_value_is_fetched_one_by_one(make: Make, monkeypatch: pytest.MonkeyPa
     monitor.close()
     assert not of(sink, MonitorError)
     assert len(of(sink, Measurement)) == 1
-    assert len(copies) == 2
+    assert 2 <= len(copies) <= 4
 
 
 def test_layers_frozen_and_thawed_later_are_followed(make: Make) -> None:

@@ -223,7 +223,6 @@ def _find(how: str, what: str) -> tuple[str, Any, CodeType]:
 
 def prepare(modules: Sequence[str]) -> None:
     """Import the modules, which must leave no thread: a fork has only the one that forks."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     gc.disable()
     for module in modules:
         importlib.import_module(module)
