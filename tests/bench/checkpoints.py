@@ -24,6 +24,8 @@ SIZE: Final = int(1.41 * GIB)
 HIDDEN, INNER, VOCABULARY, NARROW = 2048, 5632, 32_000, 256
 KNOWN: Final = "ormas-monitor==0.2.3"
 PINS: Final = Path(__file__).parent.parent.parent / "constraints.txt"
+NO_BYTECODE: Final = "PYTHONDONTWRITEBYTECODE"
+"""With it every run would compile what an installation has compiled."""
 RUNS: Final = 5
 TYPES: Final = {"F16": "<f2", "BF16": "<u2", "F32": "<f4"}
 BLOCK: Final = (
@@ -152,6 +154,7 @@ def measure(
             check=True,
             capture_output=True,
             text=True,
+            env={name: value for name, value in os.environ.items() if name != NO_BYTECODE},
         )
         lines.append(done.stdout.split())
     return (
