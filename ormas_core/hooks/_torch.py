@@ -112,7 +112,7 @@ def watch_calls(hook: Callable[..., None]) -> Callable[[], None]:
 
 
 def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
-    """Call `call` once, at the very end of the next backward pass through `loss`.
+    """Call `call` once, at the very end of each backward pass through `loss`, which is no leaf.
 
     An engine callback queued from within backward runs when the pass is done, after those queued
     before it. Queueing a second one from the first puts ours behind DDP's and FSDP's own, which
@@ -120,29 +120,36 @@ def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
     A pass of `torch.autograd.grad`, as for a penalty on gradients, fills no `.grad` and is none.
     """
     engine = torch.autograd.Variable._execution_engine
+    # Not `loss` itself: a hook that held its own graph would keep it for ever.
+    leaf = _first_leaf(loss)
 
     def start(gradient: Tensor) -> None:
-        if _accumulates(loss):
+        if _accumulates(leaf):
             engine.queue_callback(lambda: engine.queue_callback(call))
 
     loss.register_hook(start)  # type: ignore[no-untyped-call]
 
 
-def _accumulates(tensor: Tensor) -> bool:
-    """Whether the pass that is running fills `.grad`: as the first leaf behind `tensor` fares."""
+def _first_leaf(tensor: Tensor) -> Any:
+    """Return the first node of a leaf in the graph behind a tensor; None where there is none."""
     nodes, seen = [tensor.grad_fn], set[Any]()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):  # a leaf's
-            try:
-                return bool(torch._C._will_engine_execute_node(node))
-            except RuntimeError:  # torch's answer where the gradient is handed out instead
-                return False
+        if hasattr(node, "variable"):
+            return node
         nodes.extend(following for following, _ in node.next_functions)
-    return True
+    return None
+
+
+def _accumulates(leaf: Any) -> bool:
+    """Whether the pass that is running fills `.grad`: as this leaf fares."""
+    try:
+        return leaf is None or bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError:  # torch's answer where the gradient is handed out instead
+        return False
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -1,0 +1,35 @@
+"""What a training with the HF callback leaves behind: no graph, no hook."""
+
+import gc
+from pathlib import Path
+from typing import Any
+
+from hf_support import make, of
+from support import ToyNet, hf_arguments, hf_trainer
+from torch import Tensor
+from transformers import TrainerCallback
+
+from ormas_core import Measurement, Stage
+
+
+class _Counted(TrainerCallback):
+    """Counts the tensors that are alive after some steps."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step in (10, 30):
+            gc.collect()
+            self.counts.append(sum(isinstance(each, Tensor) for each in gc.get_objects()))
+
+
+def test_case_53_the_end_of_backward_keeps_no_graph(tmp_path: Path) -> None:
+    """Live tensors do not grow with the steps whose gradients are read before clipping."""
+    callback, sink = make(tmp_path)
+    counted = _Counted()
+    arguments = hf_arguments(tmp_path / "hf", max_grad_norm=1.0)
+    hf_trainer(ToyNet(), arguments, [callback, counted]).train()
+    assert {m.stage for m in of(sink, Measurement)} == {Stage.PRE_CLIP}
+    first, second = counted.counts
+    assert second <= first
