@@ -54,7 +54,7 @@ class Sampler:
 
     def capture_after_backward(self, loss: Any, capture: Callable[[], None]) -> None:
         """Have the gradients read when the next backward pass through `loss` is reduced."""
-        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
             after_backward(loss, capture)
 
     def take(self, stage: Stage, lane: Lane) -> Reading:

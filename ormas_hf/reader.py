@@ -95,8 +95,8 @@ def returned_loss(output: Any) -> Tensor | None:
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    """Return the first tensors of an output that have a graph."""
-    found = [tensor for tensor in _tensors(output, _DEPTH) if tensor.requires_grad]
+    """Return the first tensors of an output that have a graph; parameters are left alone."""
+    found = [tensor for tensor in _tensors(output, _DEPTH) if tensor.grad_fn is not None]
     return found[:_MOST_FOLLOWED]
 
 

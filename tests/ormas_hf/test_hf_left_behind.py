@@ -4,9 +4,10 @@ import gc
 from pathlib import Path
 from typing import Any
 
+import torch
 from hf_support import make, of
 from support import ToyNet, hf_arguments, hf_trainer
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ormas_core import Measurement, Stage
@@ -33,3 +34,23 @@ def test_case_53_the_end_of_backward_keeps_no_graph(tmp_path: Path) -> None:
     assert {m.stage for m in of(sink, Measurement)} == {Stage.PRE_CLIP}
     first, second = counted.counts
     assert second <= first
+
+
+def test_a_parameter_among_the_outputs_gets_no_hook(tmp_path: Path) -> None:
+    """Models return scales and prototypes of theirs; a hook on a parameter would stay."""
+
+    class Net(ToyNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            found = super().forward(x, labels)
+            return {"loss": found["loss"] * self.scale, "scale": self.scale}
+
+    callback, sink = make(tmp_path)
+    net = Net()
+    arguments = hf_arguments(tmp_path / "hf", max_steps=3, max_grad_norm=1.0)
+    hf_trainer(net, arguments, [callback]).train()
+    assert {m.stage for m in of(sink, Measurement)} == {Stage.PRE_CLIP}
+    assert not net.scale._backward_hooks
