@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 
 from ormas_core import Monitor, Stage
@@ -50,8 +49,7 @@ class LossReader:
         self, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any], output: Any
     ) -> None:
         """Note the loss of a call of the model, and follow it through backward."""
-        # First, so that code being compiled meanwhile sees a hook that does nothing.
-        if torch.compiler.is_compiling() or not self._returns(module):
+        if not self._returns(module):
             return
         self._monitor.note_output(output)
         loss = returned_loss(output)

@@ -3,6 +3,7 @@
 Each is guarded, so that a torch without it costs one mechanism and not the run.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -97,17 +98,26 @@ def is_tracing() -> bool:
 def watch_calls(hook: Callable[..., None]) -> Callable[[], None]:
     """Call `hook(module, args, kwargs, output)` after every module call of the process.
 
+    The hook is held weakly, so that one whose owner is dropped, as after an exception, goes along.
+
     Returns:
         A function that ends it. torch's own handle forgets to take the mark "with keyword
         arguments" back, and from then on takes the process for one that has global hooks.
     """
-    handle = torch.nn.modules.module.register_module_forward_hook(hook, with_kwargs=True)
+
+    def call(*seen: Any) -> None:
+        # First, so that code being compiled meanwhile sees a hook that does nothing.
+        if not torch.compiler.is_compiling() and (living := held()) is not None:
+            living(*seen)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(call, with_kwargs=True)
 
     def end() -> None:
         handle.remove()
         marks = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
         marks.pop(handle.id, None)
 
+    held = weakref.ref(hook, lambda gone: end())
     return end
 
 

@@ -1,16 +1,18 @@
 """What a training with the HF callback leaves behind: no graph, no hook."""
 
+import contextlib
 import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
 from hf_support import make, of
-from support import ToyNet, hf_arguments, hf_trainer
+from support import ToyNet, global_hooks, hf_arguments, hf_trainer
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-from ormas_core import Measurement, Stage
+from ormas_core import Measurement, RunEnd, Stage, Status
 
 
 class _Counted(TrainerCallback):
@@ -54,3 +56,28 @@ def test_a_parameter_among_the_outputs_gets_no_hook(tmp_path: Path) -> None:
     hf_trainer(net, arguments, [callback]).train()
     assert {m.stage for m in of(sink, Measurement)} == {Stage.PRE_CLIP}
     assert not net.scale._backward_hooks
+
+
+def test_what_is_dropped_after_an_exception_leaves_no_hook_and_an_ended_record(
+    tmp_path: Path,
+) -> None:
+    """An exception in a sampled step, no close: model and hooks go with trainer and callback."""
+
+    class Net(ToyNet):
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            if len(of(sink, Measurement)) == 2:
+                raise RuntimeError("of the user")
+            return super().forward(x, labels)
+
+    callback, sink = make(tmp_path)
+    trainer = hf_trainer(Net(), hf_arguments(tmp_path / "hf"), [callback])
+    model = weakref.ref(trainer.model)
+    with contextlib.suppress(RuntimeError):
+        trainer.train()
+    assert global_hooks()
+    del trainer, callback
+    gc.collect()
+    assert not global_hooks()
+    assert model() is None
+    (end,) = of(sink, RunEnd)
+    assert (end.status, end.checks) == (Status.INTERRUPTED, 2)
