@@ -85,9 +85,15 @@ def is_transformed(tensor: Tensor) -> bool:
     return wrapped
 
 
+def backward_pass() -> int | None:
+    """Return the number of the backward pass that this thread is in; None outside of one."""
+    number: int = torch._C._current_graph_task_id()
+    return None if number == -1 else number
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass: a forward call there is a recomputation."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() is not None
 
 
 def is_tracing() -> bool:

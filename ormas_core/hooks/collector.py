@@ -146,6 +146,25 @@ class Collector:
         finally:
             self.disarm()
 
+    def read_again(self, before: Reading, stage: Stage, lane: Lane) -> Reading:
+        """Return a reading of this step with the gradients as they are now, and all else as it was.
+
+        For a step of several backward passes, of which the first was taken for the only one.
+        """
+        gradients, gather = self._gradients(stage, lane), Gather()
+        slots = [gather.add(norm) for norm in gradients.norms]
+        host, measured = gather.fetch(), before.measurement
+        exact, bad = self._examine(gradients, [float(host[slot][0]) for slot in slots])
+        scaled = gradients.stage is Stage.SCALED and measured.scale is not None
+        norms = _layer_norms(gradients, exact, measured.scale if scaled else 1.0)
+        measurement = replace(
+            measured,
+            norms=tuple(norms.get(name) for name in measured.layers),
+            nonfinite=tuple(bad[name] for name in measured.layers if name in bad),
+            clip_factor=self._clip_factor(gradients, norms.values()),
+        )
+        return replace(before, measurement=measurement)
+
     def _gradients(self, stage: Stage, lane: Lane) -> _Gradients:
         found = _Gradients(stage=self._stage(stage, lane.optimizer))
         owned = lane.parameters()
