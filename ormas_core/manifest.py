@@ -97,7 +97,8 @@ class Sightings:
         self._experts = {group.container for group in selection.experts if group.named}
         # Layers that could have a gradient -> checks in which they had one that is not zero.
         self._seen = {layer.name: 0 for layer, own in selection.readable() if own}
-        self._trainable: frozenset[str] = frozenset(self._seen)
+        # Of each optimizer that steps apart: a GAN turns the layers of the others off meanwhile.
+        self._trainable: dict[str, frozenset[str]] = {}
         self._measured: set[str] = set()
         self._called: set[str] = set()
         self._forward_failures: dict[str, str] = {}
@@ -121,8 +122,8 @@ class Sightings:
         """Take what one check has seen."""
         measurement = reading.measurement
         self.checks += 1
-        self._trainable = frozenset(measurement.layers)
-        self._measured |= self._trainable
+        self._trainable[measurement.lane] = frozenset(measurement.layers)
+        self._measured.update(measurement.layers)
         for name, norm in zip(measurement.layers, measurement.norms, strict=True):
             seen = self._seen.setdefault(name, 0)
             self._seen[name] = seen + (norm is not None and norm != 0.0)
@@ -167,7 +168,12 @@ class Sightings:
 
     def _without_gradient(self) -> Iterator[Mechanism]:
         blind, partial = MechanismState.UNOBSERVABLE, MechanismState.PARTIAL
-        frozen = [n for n in self._seen if n not in self._trainable and n not in self._unreadable]
+        trainable = frozenset[str]().union(*self._trainable.values())
+        frozen = [
+            name
+            for name in self._seen
+            if self._trainable and name not in trainable and name not in self._unreadable
+        ]
         yield from _line(
             GRADIENT_NORMS,
             blind,
