@@ -1,11 +1,14 @@
 """Manual optimization at its edges: what is said of layers and losses that are off for a while."""
 
 from pathlib import Path
+from typing import Any
 
+import torch
+from lightning.pytorch import Callback
 from lightning_support import Gan, make, of
-from support import lightning_trainer, loader
+from support import lightning_net, lightning_trainer, loader
 
-from ormas_core import Manifest
+from ormas_core import Manifest, RunEnd, Status
 
 
 def test_layers_that_another_optimizers_turn_switches_off_are_not_said_to_be_frozen(
@@ -16,3 +19,20 @@ def test_layers_that_another_optimizers_turn_switches_off_are_not_said_to_be_fro
     lightning_trainer(tmp_path, [callback]).fit(Gan(gen_every=2), loader(30))
     said = [line for manifest in of(sink, Manifest) for line in manifest.mechanisms]
     assert not [line for line in said if line.name == "gradient_norms" and line.reason]
+
+
+def test_a_fit_whose_optimizer_was_exchanged_is_not_called_healthy(tmp_path: Path) -> None:
+    """The steps of the new one are not checked, which the manifest says and the verdict knows."""
+
+    class Exchange(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            if trainer.global_step == 20:
+                trainer.strategy.optimizers = [torch.optim.Adam(module.parameters())]
+
+    callback, sink = make(tmp_path)
+    lightning_trainer(tmp_path, [callback, Exchange()]).fit(lightning_net(), loader(40))
+    (end,) = of(sink, RunEnd)
+    assert (end.checks, end.steps) == (20, 40)
+    assert end.status is Status.PARTLY_MONITORED
+    (line,) = [m for m in of(sink, Manifest)[-1].mechanisms if m.name == "optimizers"]
+    assert "Adam" in line.reason
