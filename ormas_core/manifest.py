@@ -168,12 +168,8 @@ class Sightings:
 
     def _without_gradient(self) -> Iterator[Mechanism]:
         blind, partial = MechanismState.UNOBSERVABLE, MechanismState.PARTIAL
-        trainable = frozenset[str]().union(*self._trainable.values())
-        frozen = [
-            name
-            for name in self._seen
-            if self._trainable and name not in trainable and name not in self._unreadable
-        ]
+        now = frozenset(self._unreadable).union(*self._trainable.values())
+        frozen = self._seen.keys() - now if self._trainable else set()
         yield from _line(
             GRADIENT_NORMS,
             blind,
