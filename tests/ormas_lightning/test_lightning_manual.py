@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback
 from lightning_support import Gan, make, of
-from support import lightning_net, lightning_trainer, loader
+from support import lightning_net, lightning_trainer, loader, toy_loss
+from torch import Tensor
 
 from ormas_core import Manifest, RunEnd, Status
 
@@ -36,3 +37,26 @@ def test_a_fit_whose_optimizer_was_exchanged_is_not_called_healthy(tmp_path: Pat
     assert end.status is Status.PARTLY_MONITORED
     (line,) = [m for m in of(sink, Manifest)[-1].mechanisms if m.name == "optimizers"]
     assert "Adam" in line.reason
+
+
+def test_a_loss_that_went_backward_unseen_is_said_with_what_to_do(tmp_path: Path) -> None:
+    """Neither `loss.backward()` nor a bare optimizer tells Lightning, and so the callback."""
+
+    class Bare(type(lightning_net())):  # type: ignore[misc] - a class made by a function
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+            optimizer = self.optimizers(use_pl_optimizer=False)
+            optimizer.zero_grad()
+            toy_loss(self, **batch).backward()
+            optimizer.step()
+
+    callback, sink = make(tmp_path)
+    lightning_trainer(tmp_path, [callback]).fit(Bare(), loader(10))
+    (end,) = of(sink, RunEnd)
+    assert end.status is Status.NOT_MONITORED
+    (line,) = [m for m in of(sink, Manifest)[-1].mechanisms if m.name == "loss"]
+    assert "self.manual_backward(loss)" in line.reason
+    assert "use_pl_optimizer=False" in line.reason
