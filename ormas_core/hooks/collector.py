@@ -155,8 +155,8 @@ class Collector:
         slots = [gather.add(norm) for norm in gradients.norms]
         host, measured = gather.fetch(), before.measurement
         exact, bad = self._examine(gradients, [float(host[slot][0]) for slot in slots])
-        scaled = gradients.stage is Stage.SCALED and measured.scale is not None
-        norms = _layer_norms(gradients, exact, measured.scale if scaled else 1.0)
+        scale = measured.scale if gradients.stage is Stage.SCALED else None
+        norms = _layer_norms(gradients, exact, 1.0 if scale is None else scale)
         measurement = replace(
             measured,
             norms=tuple(norms.get(name) for name in measured.layers),
