@@ -138,6 +138,8 @@ class LightningMonitorCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Observe the forward pass if this optimizer step is sampled."""
+        if self.monitor is None and not self._starting:  # added to a fit that had begun
+            self.on_fit_start(trainer, pl_module)
         if self.monitor is not None:
             self.monitor.prepare()
 
