@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ormas_core import ranks
 from ormas_core.events import Event, Measurement
 from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.attach import ForwardWatch
@@ -322,9 +323,10 @@ class Collector:
         if all(name in order for name in names):
             # Of modules that share an output tensor, the inner one comes later going backward.
             names.sort(key=order.__getitem__, reverse=True)
-        return tuple(
-            OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names
-        )
+        # One that is finite here proves nothing: the gradient may come from another process.
+        several = ranks.world_size() > 1
+        found = (OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names)
+        return tuple(output for output in found if not (several and output.finite))
 
 
 def _of_lane(reading: Reading, lane: str) -> Reading:
