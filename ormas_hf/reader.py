@@ -1,5 +1,6 @@
 """Finds the loss, and the end of backward, in what the model returns."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from ormas_core import Monitor, Stage
 
+_LOG: Final = logging.getLogger("ormas")
 _DEPTH: Final = 2
 _MOST_FOLLOWED: Final = 16
 
@@ -39,7 +41,7 @@ class LossReader:
         self._gradient_state = gradient_state
         self._processes = processes
         self._clips = clips
-        self._seen_inside = False
+        self._seen_inside = self._failed = False
 
     def can_look(self) -> bool:
         """Whether calls of the model can be seen."""
@@ -51,6 +53,18 @@ class LossReader:
         """Note the loss of a call of the model, and follow it through backward."""
         if not self._returns(module):
             return
+        try:
+            self._read(kwargs, output)
+        except Exception as error:  # noqa: BLE001 - the user's forward pass must not fail over it
+            if not self._failed:
+                _LOG.warning(
+                    "What the model returns, a %s, cannot be read for its loss: %s: %s. Call "
+                    "note_loss(loss) in compute_loss.",
+                    *(type(output).__name__, type(error).__name__, error),
+                )
+            self._failed = True
+
+    def _read(self, kwargs: Mapping[str, Any], output: Any) -> None:
         self._monitor.note_output(output)
         loss = returned_loss(output)
         # What is returned as a loss need not be the one that the Trainer goes back from.
