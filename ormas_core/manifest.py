@@ -13,6 +13,7 @@ from ormas_core.host import Host
 from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Stage
 from ormas_core.version import RECORD_SCHEMA, VERSION
 
+_OFF: Final = "optimizer", MechanismState.OFF
 _STAGE: Final = "gradient_stage"
 _EXPERTS: Final = "expert_usage"
 _UNREAD: Final = "not looked at before the first step: sharded, without data yet, or quantised"
@@ -95,8 +96,10 @@ class Sightings:
         self._warmup = warmup
         self._compiled = bool(selection.compiled)
         self._experts = {group.container for group in selection.experts if group.named}
-        # Layers that could have a gradient -> checks in which they had one that is not zero.
-        self._seen = {layer.name: 0 for layer, own in selection.readable() if own}
+        # Layers that should have a gradient -> checks in which they had one that is not zero.
+        off = {n for line in first if (line.name, line.state) == _OFF for n in line.layers}
+        named = [layer.name for layer, own in selection.readable() if own]
+        self._seen = {name: 0 for name in named if name not in off}
         # Of each optimizer that steps apart: a GAN turns the layers of the others off meanwhile.
         self._trainable: dict[str, frozenset[str]] = {}
         self._measured: set[str] = set()

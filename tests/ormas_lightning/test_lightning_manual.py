@@ -60,3 +60,15 @@ def test_a_loss_that_went_backward_unseen_is_said_with_what_to_do(tmp_path: Path
     (line,) = [m for m in of(sink, Manifest)[-1].mechanisms if m.name == "loss"]
     assert "self.manual_backward(loss)" in line.reason
     assert "use_pl_optimizer=False" in line.reason
+
+
+def test_layers_whose_optimizer_is_not_to_be_checked_do_not_spoil_the_verdict(
+    tmp_path: Path,
+) -> None:
+    """`optimizer_index` asks for the steps of one; the layers of the others are not missed."""
+    callback, sink = make(tmp_path, optimizer_index=1)
+    lightning_trainer(tmp_path, [callback]).fit(Gan(), loader(30))
+    (end,) = of(sink, RunEnd)
+    assert (end.status, end.checks) == (Status.HEALTHY, 30)
+    said = [m for m in of(sink, Manifest)[-1].mechanisms if m.name == "gradient_norms"]
+    assert not [line for line in said if line.reason]
