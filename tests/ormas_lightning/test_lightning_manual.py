@@ -1,15 +1,16 @@
-"""Manual optimization at its edges: what is said of layers and losses that are off for a while."""
+"""What is said of layers, losses and optimizers that are off for a while, or not seen at all."""
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning_support import Gan, make, of
 from support import lightning_net, lightning_trainer, loader, toy_loss
 from torch import Tensor
 
-from ormas_core import Manifest, RunEnd, Status
+from ormas_core import Alarm, Manifest, NoGradients, RunEnd, Status, describe
 
 
 def test_layers_that_another_optimizers_turn_switches_off_are_not_said_to_be_frozen(
@@ -72,3 +73,21 @@ def test_layers_whose_optimizer_is_not_to_be_checked_do_not_spoil_the_verdict(
     assert (end.status, end.checks) == (Status.HEALTHY, 30)
     said = [m for m in of(sink, Manifest)[-1].mechanisms if m.name == "gradient_norms"]
     assert not [line for line in said if line.reason]
+
+
+# It is on purpose.
+@pytest.mark.filterwarnings("ignore:`training_step` returned:UserWarning")
+def test_a_check_at_a_skipped_batch_is_said_to_be_one_without_backward(tmp_path: Path) -> None:
+    """`training_step` returns None: no layer is blamed, and the run was not seen as a whole."""
+    skipping = type("Skipping", (type(lightning_net()),), {"training_step": _skip_some})
+    callback, sink = make(tmp_path)
+    lightning_trainer(tmp_path, [callback]).fit(skipping(), loader(30))
+    (found,) = of(sink, NoGradients)
+    assert "Nothing went backward in this step" in describe(found)
+    assert not of(sink, Alarm)
+    (end,) = of(sink, RunEnd)
+    assert (end.status, end.checks) == (Status.PARTLY_MONITORED, 30)
+
+
+def _skip_some(self: Any, batch: dict[str, Tensor], batch_idx: int) -> Tensor | None:
+    return None if 20 <= batch_idx < 25 else toy_loss(self, **batch)
