@@ -27,7 +27,15 @@ from ormas_core.model_events import NonfiniteState, StatisticsAtOdds, SwitchedTo
 from ormas_core.record import decode, encode
 from ormas_core.record_events import RunResumed
 from ormas_core.run_events import SinkError, StopRequested
-from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Severity, Status
+from ormas_core.terms import (
+    ALARMS,
+    GRADIENT_NORMS,
+    OPTIMIZERS,
+    Mechanism,
+    MechanismState,
+    Severity,
+    Status,
+)
 
 TROUBLE: Final = (
     Alarm,
@@ -259,7 +267,8 @@ class FactsFold:
 
     def _unobserved(self) -> bool:
         return any(
-            m.name in (ALARMS, GRADIENT_NORMS) and m.state is MechanismState.UNOBSERVABLE
+            m.name in (ALARMS, GRADIENT_NORMS, OPTIMIZERS)
+            and m.state is MechanismState.UNOBSERVABLE
             for m in self.mechanisms
         )
 

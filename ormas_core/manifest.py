@@ -13,6 +13,7 @@ from ormas_core.host import Host
 from ormas_core.terms import ALARMS, GRADIENT_NORMS, Mechanism, MechanismState, Stage
 from ormas_core.version import RECORD_SCHEMA, VERSION
 
+_OFF: Final = "optimizer", MechanismState.OFF
 _STAGE: Final = "gradient_stage"
 _EXPERTS: Final = "expert_usage"
 _UNREAD: Final = "not looked at before the first step: sharded, without data yet, or quantised"
@@ -95,9 +96,12 @@ class Sightings:
         self._warmup = warmup
         self._compiled = bool(selection.compiled)
         self._experts = {group.container for group in selection.experts if group.named}
-        # Layers that could have a gradient -> checks in which they had one that is not zero.
-        self._seen = {layer.name: 0 for layer, own in selection.readable() if own}
-        self._trainable: frozenset[str] = frozenset(self._seen)
+        # Layers that should have a gradient -> checks in which they had one that is not zero.
+        off = {n for line in first if (line.name, line.state) == _OFF for n in line.layers}
+        named = [layer.name for layer, own in selection.readable() if own]
+        self._seen = {name: 0 for name in named if name not in off}
+        # Of each optimizer that steps apart: a GAN turns the layers of the others off meanwhile.
+        self._trainable: dict[str, frozenset[str]] = {}
         self._measured: set[str] = set()
         self._called: set[str] = set()
         self._forward_failures: dict[str, str] = {}
@@ -121,8 +125,8 @@ class Sightings:
         """Take what one check has seen."""
         measurement = reading.measurement
         self.checks += 1
-        self._trainable = frozenset(measurement.layers)
-        self._measured |= self._trainable
+        self._trainable[measurement.lane] = frozenset(measurement.layers)
+        self._measured.update(measurement.layers)
         for name, norm in zip(measurement.layers, measurement.norms, strict=True):
             seen = self._seen.setdefault(name, 0)
             self._seen[name] = seen + (norm is not None and norm != 0.0)
@@ -167,7 +171,8 @@ class Sightings:
 
     def _without_gradient(self) -> Iterator[Mechanism]:
         blind, partial = MechanismState.UNOBSERVABLE, MechanismState.PARTIAL
-        frozen = [n for n in self._seen if n not in self._trainable and n not in self._unreadable]
+        now = frozenset(self._unreadable).union(*self._trainable.values())
+        frozen = self._seen.keys() - now if self._trainable else set()
         yield from _line(
             GRADIENT_NORMS,
             blind,

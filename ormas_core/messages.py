@@ -305,7 +305,10 @@ def _describe_progress(event: SkippedStep | NotLearning | NoGradients | LossRedu
             )
         case NoGradients():
             if event.absent:
-                cause = "every .grad is None. Call step() after backward() and before zero_grad()"
+                cause = (
+                    "every .grad is None. Nothing went backward in this step, or zero_grad() ran "
+                    "since; in a plain loop, call step() after backward() and before zero_grad()"
+                )
             else:
                 cause = (
                     "every one is exactly zero. The loss does not depend on the weights any more "

@@ -177,7 +177,7 @@ class Monitor:
         self._in_step(lambda sampler: sampler.capture(stage, self._lanes.together))
 
     def capture_after_backward(self, loss: Any, stage: Stage) -> None:
-        """Do `capture` when the next backward pass through `loss` is done and reduced."""
+        """Do `capture` when a backward pass through `loss` is done and reduced; the last counts."""
         self._in_step(lambda s: s.capture_after_backward(loss, lambda: self.capture(stage)))
 
     def step(self, loss: Any = None, optimizer: Any = None) -> None:

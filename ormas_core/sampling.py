@@ -5,7 +5,15 @@ from typing import Any
 
 import torch
 
-from ormas_core.hooks import Collector, Lane, Lanes, Reading, Reduction, after_backward
+from ormas_core.hooks import (
+    Collector,
+    Lane,
+    Lanes,
+    Reading,
+    Reduction,
+    after_backward,
+    backward_pass,
+)
 from ormas_core.proofs import Proofs
 from ormas_core.terms import Stage
 
@@ -27,6 +35,7 @@ class Sampler:
         self._proofs = proofs
         self._lanes = lanes
         self._reading: Reading | None = None
+        self._pass: int | None = None
         self.active = False
 
     def prepare(self) -> None:
@@ -43,18 +52,21 @@ class Sampler:
         add(loss, reduction=reduction, scaled=scaled, fallback=fallback)
 
     def note_output(self, output: Any) -> None:
-        """Take the graph of one micro-batch, unless the gradients have been read already."""
-        if self._reading is None:
-            self._proofs.note(output)
+        """Take the graph of one micro-batch."""
+        self._proofs.note(output)
 
     def capture(self, stage: Stage, lane: Lane) -> None:
-        """Read the gradients, unless they have been read already."""
+        """Read the gradients, unless they are read; again where a backward pass added to them."""
+        number = backward_pass()
         if self._reading is None:
             self._reading = self._collector.read(self._lanes.attempt, stage, lane)
+        elif number not in (None, self._pass):
+            self._reading = self._collector.read_again(self._reading, stage, lane)
+        self._pass = number
 
     def capture_after_backward(self, loss: Any, capture: Callable[[], None]) -> None:
-        """Have the gradients read when the next backward pass through `loss` is reduced."""
-        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+        """Have the gradients read when each backward pass through `loss` is reduced."""
+        if isinstance(loss, torch.Tensor) and loss.grad_fn is not None:
             after_backward(loss, capture)
 
     def take(self, stage: Stage, lane: Lane) -> Reading:

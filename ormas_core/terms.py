@@ -113,6 +113,7 @@ class MechanismState(StrEnum):
 
 GRADIENT_NORMS: Final = "gradient_norms"
 ALARMS: Final = "alarms"
+OPTIMIZERS: Final = "optimizers"
 CERTIFICATES: Final = "certificates"
 """Mechanisms without which a run cannot be called healthy."""
 

@@ -149,8 +149,9 @@ class HFMonitorCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Observe the forward passes if this optimizer step is sampled."""
-        if self.monitor is None:
-            return
+        if self.monitor is None:  # added to a training that had begun
+            self.on_train_begin(args, state, control, **kwargs)
+        assert self.monitor is not None  # noqa: S101 - set one line above
         self.monitor.prepare()
         reader = self._reader
         if self.monitor.sampling and self._unwatch is None and reader and reader.can_look():

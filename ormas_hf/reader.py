@@ -1,13 +1,14 @@
 """Finds the loss, and the end of backward, in what the model returns."""
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import torch
 from torch import Tensor, nn
 
 from ormas_core import Monitor, Stage
 
+_LOG: Final = logging.getLogger("ormas")
 _DEPTH: Final = 2
 _MOST_FOLLOWED: Final = 16
 
@@ -40,7 +41,7 @@ class LossReader:
         self._gradient_state = gradient_state
         self._processes = processes
         self._clips = clips
-        self._seen_inside = False
+        self._seen_inside = self._failed = False
 
     def can_look(self) -> bool:
         """Whether calls of the model can be seen."""
@@ -50,9 +51,20 @@ class LossReader:
         self, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any], output: Any
     ) -> None:
         """Note the loss of a call of the model, and follow it through backward."""
-        # First, so that code being compiled meanwhile sees a hook that does nothing.
-        if torch.compiler.is_compiling() or not self._returns(module):
+        if not self._returns(module):
             return
+        try:
+            self._read(kwargs, output)
+        except Exception as error:  # noqa: BLE001 - the user's forward pass must not fail over it
+            if not self._failed:
+                _LOG.warning(
+                    "What the model returns, a %s, cannot be read for its loss: %s: %s. Call "
+                    "note_loss(loss) in compute_loss.",
+                    *(type(output).__name__, type(error).__name__, error),
+                )
+            self._failed = True
+
+    def _read(self, kwargs: Mapping[str, Any], output: Any) -> None:
         self._monitor.note_output(output)
         loss = returned_loss(output)
         # What is returned as a loss need not be the one that the Trainer goes back from.
@@ -95,8 +107,8 @@ def returned_loss(output: Any) -> Tensor | None:
 
 
 def _differentiable(output: Any) -> list[Tensor]:
-    """Return the first tensors of an output that have a graph."""
-    found = [tensor for tensor in _tensors(output, _DEPTH) if tensor.requires_grad]
+    """Return the first tensors of an output that have a graph; parameters are left alone."""
+    found = [tensor for tensor in _tensors(output, _DEPTH) if tensor.grad_fn is not None]
     return found[:_MOST_FOLLOWED]
 
 

@@ -27,6 +27,12 @@ TRIAL_SUFFIX: Final = "_fast_dev_run"
 """Ends the name of the run folder of a `fast_dev_run`, which the next one overwrites."""
 
 
+_MANUAL: Final = (
+    "no backward pass was seen: call self.manual_backward(loss), and step() of what "
+    "self.optimizers() returns, without use_pl_optimizer=False"
+)
+_AUTOMATIC: Final = "training_step returned none"
+
 LENT: Final = ("log", "log_dict")
 """Methods of the module that Lightning puts on each callback, and so the module."""
 
@@ -120,6 +126,7 @@ class LightningMonitorCallback(Callback):
                 compiled=getattr(pl_module, "_compiler_ctx", None) is not None,
                 clip_norm=_clip_norm(trainer, pl_module),
                 watched=watched,
+                loss_hint=_AUTOMATIC if pl_module.automatic_optimization else _MANUAL,
                 notes=tuple(self._notes(trainer)),
                 state=None if trial else restored,
             ),
@@ -131,6 +138,8 @@ class LightningMonitorCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Observe the forward pass if this optimizer step is sampled."""
+        if self.monitor is None and not self._starting:  # added to a fit that had begun
+            self.on_fit_start(trainer, pl_module)
         if self.monitor is not None:
             self.monitor.prepare()
 

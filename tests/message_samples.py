@@ -342,8 +342,9 @@ MESSAGES: list[tuple[Event, str]] = [
     (
         NoGradients(step=0, absent=True, layers=2),
         (
-            "No gradient in any watched layer: every .grad is None. Call step() after backward() "
-            "and before zero_grad(); this check says nothing about single layers."
+            "No gradient in any watched layer: every .grad is None. Nothing went backward in this "
+            "step, or zero_grad() ran since; in a plain loop, call step() after backward() and "
+            "before zero_grad(); this check says nothing about single layers."
         ),
     ),
     (

@@ -1,6 +1,6 @@
 """The hook engine: from a live model to a `Measurement`, on sampled steps only."""
 
-from ormas_core.hooks._torch import TORCH_VERSION, after_backward, watch_calls
+from ormas_core.hooks._torch import TORCH_VERSION, after_backward, backward_pass, watch_calls
 from ormas_core.hooks.attach import ForwardWatch
 from ormas_core.hooks.collector import Collector, Reading
 from ormas_core.hooks.lanes import Lane, Lanes, optimizers_of
@@ -26,6 +26,7 @@ __all__ = [
     "Selection",
     "WatchedLayer",
     "after_backward",
+    "backward_pass",
     "optimizers_of",
     "runs_compiled",
     "select",

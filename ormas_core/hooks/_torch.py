@@ -3,6 +3,7 @@
 Each is guarded, so that a torch without it costs one mechanism and not the run.
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -84,9 +85,15 @@ def is_transformed(tensor: Tensor) -> bool:
     return wrapped
 
 
+def backward_pass() -> int | None:
+    """Return the number of the backward pass that this thread is in; None outside of one."""
+    number: int = torch._C._current_graph_task_id()
+    return None if number == -1 else number
+
+
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass: a forward call there is a recomputation."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() is not None
 
 
 def is_tracing() -> bool:
@@ -97,22 +104,31 @@ def is_tracing() -> bool:
 def watch_calls(hook: Callable[..., None]) -> Callable[[], None]:
     """Call `hook(module, args, kwargs, output)` after every module call of the process.
 
+    The hook is held weakly, so that one whose owner is dropped, as after an exception, goes along.
+
     Returns:
         A function that ends it. torch's own handle forgets to take the mark "with keyword
         arguments" back, and from then on takes the process for one that has global hooks.
     """
-    handle = torch.nn.modules.module.register_module_forward_hook(hook, with_kwargs=True)
+
+    def call(*seen: Any) -> None:
+        # First, so that code being compiled meanwhile sees a hook that does nothing.
+        if not torch.compiler.is_compiling() and (living := held()) is not None:
+            living(*seen)
+
+    handle = torch.nn.modules.module.register_module_forward_hook(call, with_kwargs=True)
 
     def end() -> None:
         handle.remove()
         marks = getattr(torch.nn.modules.module, "_global_forward_hooks_with_kwargs", {})
         marks.pop(handle.id, None)
 
+    held = weakref.ref(hook, lambda gone: end())
     return end
 
 
 def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
-    """Call `call` once, at the very end of the next backward pass through `loss`.
+    """Call `call` once, at the very end of each backward pass through `loss`, which is no leaf.
 
     An engine callback queued from within backward runs when the pass is done, after those queued
     before it. Queueing a second one from the first puts ours behind DDP's and FSDP's own, which
@@ -120,29 +136,36 @@ def after_backward(loss: Tensor, call: Callable[[], None]) -> None:
     A pass of `torch.autograd.grad`, as for a penalty on gradients, fills no `.grad` and is none.
     """
     engine = torch.autograd.Variable._execution_engine
+    # Not `loss` itself: a hook that held its own graph would keep it for ever.
+    leaf = _first_leaf(loss)
 
     def start(gradient: Tensor) -> None:
-        if _accumulates(loss):
+        if _accumulates(leaf):
             engine.queue_callback(lambda: engine.queue_callback(call))
 
     loss.register_hook(start)  # type: ignore[no-untyped-call]
 
 
-def _accumulates(tensor: Tensor) -> bool:
-    """Whether the pass that is running fills `.grad`: as the first leaf behind `tensor` fares."""
+def _first_leaf(tensor: Tensor) -> Any:
+    """Return the first node of a leaf in the graph behind a tensor; None where there is none."""
     nodes, seen = [tensor.grad_fn], set[Any]()
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):  # a leaf's
-            try:
-                return bool(torch._C._will_engine_execute_node(node))
-            except RuntimeError:  # torch's answer where the gradient is handed out instead
-                return False
+        if hasattr(node, "variable"):
+            return node
         nodes.extend(following for following, _ in node.next_functions)
-    return True
+    return None
+
+
+def _accumulates(leaf: Any) -> bool:
+    """Whether the pass that is running fills `.grad`: as this leaf fares."""
+    try:
+        return leaf is None or bool(torch._C._will_engine_execute_node(leaf))
+    except RuntimeError:  # torch's answer where the gradient is handed out instead
+        return False
 
 
 def scaler_tensors(scaler: Any) -> tuple[Tensor | None, Tensor | None]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ormas_core import ranks
 from ormas_core.events import Event, Measurement
 from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.attach import ForwardWatch
@@ -145,6 +146,25 @@ class Collector:
             return replace(reading, measurement=replace(reading.measurement, cost_ns=cost_ns))
         finally:
             self.disarm()
+
+    def read_again(self, before: Reading, stage: Stage, lane: Lane) -> Reading:
+        """Return a reading of this step with the gradients as they are now, and all else as it was.
+
+        For a step of several backward passes, of which the first was taken for the only one.
+        """
+        gradients, gather = self._gradients(stage, lane), Gather()
+        slots = [gather.add(norm) for norm in gradients.norms]
+        host, measured = gather.fetch(), before.measurement
+        exact, bad = self._examine(gradients, [float(host[slot][0]) for slot in slots])
+        scale = measured.scale if gradients.stage is Stage.SCALED else None
+        norms = _layer_norms(gradients, exact, 1.0 if scale is None else scale)
+        measurement = replace(
+            measured,
+            norms=tuple(norms.get(name) for name in measured.layers),
+            nonfinite=tuple(bad[name] for name in measured.layers if name in bad),
+            clip_factor=self._clip_factor(gradients, norms.values()),
+        )
+        return replace(before, measurement=measurement)
 
     def _gradients(self, stage: Stage, lane: Lane) -> _Gradients:
         found = _Gradients(stage=self._stage(stage, lane.optimizer))
@@ -303,9 +323,10 @@ class Collector:
         if all(name in order for name in names):
             # Of modules that share an output tensor, the inner one comes later going backward.
             names.sort(key=order.__getitem__, reverse=True)
-        return tuple(
-            OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names
-        )
+        # One that is finite here proves nothing: the gradient may come from another process.
+        several = ranks.world_size() > 1
+        found = (OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names)
+        return tuple(output for output in found if not (several and output.finite))
 
 
 def _of_lane(reading: Reading, lane: str) -> Reading:

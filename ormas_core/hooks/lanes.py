@@ -13,15 +13,12 @@ from torch.optim import Optimizer
 
 from ormas_core.errors import ConfigError
 from ormas_core.hooks.select import unwrap_optimizer
-from ormas_core.terms import Mechanism, MechanismState
+from ormas_core.terms import OPTIMIZERS, Mechanism, MechanismState
 
 _LOG: Final = logging.getLogger("ormas")
 
 MOST_WAITING: Final = 32
 """Steps of other optimizers for which forward passes are observed for one whose check is due."""
-
-OPTIMIZERS: Final = "optimizers"
-"""Mechanism: whose steps are checked."""
 
 ALL: Final = ""
 """Name of the lane in which every optimizer steps at once."""
