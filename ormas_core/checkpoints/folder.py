@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -49,7 +50,7 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
         trust: as for `open_checkpoint`.
 
     Raises:
-        CheckpointError: none of its files holds weights or ever did.
+        CheckpointError: none of its files holds weights or ever did, or several hold the same.
     """
     folder = _snapshot(path)
     names, problems = _names(folder)
@@ -79,7 +80,11 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
         settings=settings,
         strays=files.strays,
     )
-    return assemble(files, trust=trust)
+    found = assemble(files, trust=trust)
+    if files.index is None and (two := _alike(found)):
+        text = f"holds several checkpoints, such as {two[0]} and {two[1]}: check each."
+        raise CheckpointError(str(path), f"The folder {folder} {text}")
+    return found
 
 
 def open_index(path: Path, *, trust: bool) -> Checkpoint | None:
@@ -227,11 +232,30 @@ def _weights(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
 def _unnamed(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
     """Return the weight files of a folder in which no name is one that loaders look for."""
     found = _weights(folder, names)
-    shards = tuple(name for name in found if _SHARD.fullmatch(name))
     safe = tuple(name for name in found if name.endswith(".safetensors"))
-    if shards:
-        return tuple(name for name in shards if name in safe) or shards
+    shards = [part for name in (*safe, *found) if (part := _SHARD.fullmatch(name))]
+    if shards:  # of one model: those of another, or in another format, lie beside it
+        family = shards[0].group(1, 3, 4)
+        return tuple(dict.fromkeys(one[0] for one in shards if one.group(1, 3, 4) == family))
     return safe or found or _broken(folder, names)
+
+
+def _alike(found: Checkpoint) -> tuple[str, str] | None:
+    """Return two files one of which holds all the names of the other, and which are no shards.
+
+    Each is a model, such as those of two steps of a training: no loader would put them together.
+    """
+    holders: dict[str, str] = {}
+    common: Counter[tuple[str, str]] = Counter()
+    for entry in found.entries:
+        first = holders.setdefault(entry.name, entry.file)
+        common[first, entry.file] += 1
+    sizes = Counter(entry.file for entry in found.entries)
+    for (first, file), count in common.items():
+        whole = count == min(sizes[first], sizes[file])
+        if whole and first != file and not _SHARD.fullmatch(file):
+            return first, file
+    return None
 
 
 def _broken(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
