@@ -29,6 +29,9 @@ BESIDE: Final = re.compile(
 """Files that trainers write beside the weights."""
 
 _TRAINER: Final = "trainer_state.json"
+_RESUMES: Final = re.compile(r"(optimizer|scheduler|scaler)\.pt|rng_state[\w.-]*\.pth")
+"""Files that the trainer of transformers resumes from; what other trainers need is not known."""
+
 _SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[\w.]+)")
 _DEEPSPEED: Final = re.compile(
     r"(bf16_)?zero_pp_rank_\d+.*|mp_rank_\d+_model_states\.pt|layer_\d+-.*"
@@ -298,8 +301,11 @@ def _around(folder: Path, names: Sequence[str], files: FileSet) -> list[ReadProb
     if aside:
         text = f"{indexes.some(aside)}: no weights, left alone."
         problems.append(_problem("not-judged", aside[0], text))
-    if aside and _TRAINER not in names:
-        text = f"There is {indexes.some(aside)} and no {_TRAINER}: no training can resume from it."
+    resumed = [name for name in aside if _RESUMES.fullmatch(name)]
+    if resumed and _TRAINER not in names:
+        text = (
+            f"There is {indexes.some(resumed)} and no {_TRAINER}: no training can resume from it."
+        )
         problems.append(_problem("incomplete", _TRAINER, text))
     if not files.files and beside:
         text = f"There is {indexes.some(beside)} and no file of weights: the save was not finished."

@@ -164,6 +164,17 @@ def test_a_folder_that_was_not_saved_to_its_end_is_told(tmp_path: Path) -> None:
     assert codes(found) == ["missing-file"]
 
 
+@pytest.mark.parametrize(
+    "beside", [["training_args.bin"], ["optimizer.bin", "scheduler.bin", "random_states_0.pkl"]]
+)
+def test_a_folder_that_no_trainer_resumes_from_is_whole(beside: list[str], tmp_path: Path) -> None:
+    """As a published model with its arguments, or what accelerate saves."""
+    write_safetensors(tmp_path / "model.safetensors", A)
+    for name in beside:
+        (tmp_path / name).write_bytes(b"x")
+    assert codes(open_checkpoint(tmp_path)) == ["not-judged"]
+
+
 def test_a_download_that_was_not_finished_is_told(tmp_path: Path) -> None:
     """By the name that its tool gives it until it is."""
     write_safetensors(tmp_path / "model.safetensors", A)
