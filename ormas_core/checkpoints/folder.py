@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +29,9 @@ BESIDE: Final = re.compile(
 """Files that trainers write beside the weights."""
 
 _TRAINER: Final = "trainer_state.json"
+_RESUMES: Final = re.compile(r"(optimizer|scheduler|scaler)\.pt|rng_state[\w.-]*\.pth")
+"""Files that the trainer of transformers resumes from; what other trainers need is not known."""
+
 _SHARD: Final = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.[\w.]+)")
 _DEEPSPEED: Final = re.compile(
     r"(bf16_)?zero_pp_rank_\d+.*|mp_rank_\d+_model_states\.pt|layer_\d+-.*"
@@ -49,7 +53,7 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
         trust: as for `open_checkpoint`.
 
     Raises:
-        CheckpointError: none of its files holds weights or ever did.
+        CheckpointError: none of its files holds weights or ever did, or several hold the same.
     """
     folder = _snapshot(path)
     names, problems = _names(folder)
@@ -79,7 +83,11 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
         settings=settings,
         strays=files.strays,
     )
-    return assemble(files, trust=trust)
+    found = assemble(files, trust=trust)
+    if files.index is None and (two := _alike(found)):
+        text = f"holds several checkpoints, such as {two[0]} and {two[1]}: check each."
+        raise CheckpointError(str(path), f"The folder {folder} {text}")
+    return found
 
 
 def open_index(path: Path, *, trust: bool) -> Checkpoint | None:
@@ -227,11 +235,30 @@ def _weights(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
 def _unnamed(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
     """Return the weight files of a folder in which no name is one that loaders look for."""
     found = _weights(folder, names)
-    shards = tuple(name for name in found if _SHARD.fullmatch(name))
     safe = tuple(name for name in found if name.endswith(".safetensors"))
-    if shards:
-        return tuple(name for name in shards if name in safe) or shards
+    shards = [part for name in (*safe, *found) if (part := _SHARD.fullmatch(name))]
+    if shards:  # of one model: those of another, or in another format, lie beside it
+        family = shards[0].group(1, 3, 4)
+        return tuple(dict.fromkeys(one[0] for one in shards if one.group(1, 3, 4) == family))
     return safe or found or _broken(folder, names)
+
+
+def _alike(found: Checkpoint) -> tuple[str, str] | None:
+    """Return two files one of which holds all the names of the other, and which are no shards.
+
+    Each is a model, such as those of two steps of a training: no loader would put them together.
+    """
+    holders: dict[str, str] = {}
+    common: Counter[tuple[str, str]] = Counter()
+    for entry in found.entries:
+        first = holders.setdefault(entry.name, entry.file)
+        common[first, entry.file] += 1
+    sizes = Counter(entry.file for entry in found.entries)
+    for (first, file), count in common.items():
+        whole = count == min(sizes[first], sizes[file])
+        if whole and first != file and not _SHARD.fullmatch(file):
+            return first, file
+    return None
 
 
 def _broken(folder: Path, names: Sequence[str]) -> tuple[str, ...]:
@@ -274,8 +301,11 @@ def _around(folder: Path, names: Sequence[str], files: FileSet) -> list[ReadProb
     if aside:
         text = f"{indexes.some(aside)}: no weights, left alone."
         problems.append(_problem("not-judged", aside[0], text))
-    if aside and _TRAINER not in names:
-        text = f"There is {indexes.some(aside)} and no {_TRAINER}: no training can resume from it."
+    resumed = [name for name in aside if _RESUMES.fullmatch(name)]
+    if resumed and _TRAINER not in names:
+        text = (
+            f"There is {indexes.some(resumed)} and no {_TRAINER}: no training can resume from it."
+        )
         problems.append(_problem("incomplete", _TRAINER, text))
     if not files.files and beside:
         text = f"There is {indexes.some(beside)} and no file of weights: the save was not finished."

@@ -114,7 +114,7 @@ def judge(
     broken = {problem.where for problem in problems if problem.code in _BROKEN}
     if broken:  # then it is no wonder
         problems = tuple(problem for problem in problems if problem.code != "no-tensors")
-    found = list(_of_problems(problems))
+    found = list(_of_problems(problems, checkpoint.files))
     if base is not None:
         found += (_of_base(problem) for problem in base.problems if problem.code in _BROKEN)
     found += (
@@ -140,13 +140,15 @@ def _of_base(problem: ReadProblem) -> Finding:
     return finding("not-compared", problem.where, f"in the base: {problem.detail}")
 
 
-def _of_problems(problems: Sequence[ReadProblem]) -> Iterator[Finding]:
+def _of_problems(problems: Sequence[ReadProblem], files: Sequence[str]) -> Iterator[Finding]:
     groups: dict[str, list[ReadProblem]] = defaultdict(list)
     for problem in problems:
         groups[problem.code].append(problem)
     for code, group in groups.items():
         if len(group) <= _ONE_BY_ONE:
-            yield from (finding(FINDING_OF[code], one.where, one.detail) for one in group)
+            for one in group:
+                file = one.where if one.where in files else ""
+                yield finding(FINDING_OF[code], one.where, one.detail, file=file)
             continue
         names = [one.where for one in group]
         detail = f"{len(group)} of a kind: {listed(names)}. The first: {group[0].detail}"

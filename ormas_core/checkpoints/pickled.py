@@ -28,6 +28,16 @@ DANGEROUS: Final = (
 )  # fmt: skip
 """Beginnings of names that no pickle of weights needs, and that could run anything."""
 
+HARMLESS: Final = frozenset(
+    {"types.SimpleNamespace"}
+    | {
+        f"{module}.{kind}Path"
+        for module in ("pathlib", "pathlib._local")
+        for kind in ("", "Posix", "Windows", "Pure", "PurePosix", "PureWindows")
+    }
+)
+"""Whole names that begin so and only hold values, as settings in a checkpoint often do."""
+
 _SCRIPT: Final = ("__torch__.", "torch.jit._pickle.")
 """Types of TorchScript code, which is compiled and not imported."""
 
@@ -156,7 +166,7 @@ def _entry(name: str, tensor: Tensor, file: str, size: int, place: Place) -> Ent
 
 def _refusals(names: set[str], calls: set[str], file: str) -> list[ReadProblem]:
     strange = sorted(name for name in names - PLAIN if not name.startswith(_SCRIPT))
-    dangerous = [name for name in strange if name.startswith(DANGEROUS)]
+    dangerous = [n for n in strange if n.startswith(DANGEROUS) and n not in HARMLESS]
     problems = []
     if dangerous:
         text = (

@@ -18,6 +18,7 @@ from ormas_core.checkpoints.decoding import decode, words_of
 from ormas_core.checkpoints.dtypes import Layout, layout_of
 from ormas_core.checkpoints.names import clean_name
 from ormas_core.checkpoints.opened import Checkpoint, Entry, Progress
+from ormas_core.checkpoints.roles import is_hollow
 from ormas_core.checkpoints.rows import RowScan
 from ormas_core.checkpoints.tensors import SMALL, Against, Comparison, State, TensorFacts
 
@@ -104,6 +105,8 @@ def describe(entry: Entry, files: Files, bench: Bench, base: Base | None) -> Ten
         return _blank(facts, State.UNREADABLE, entry.missing, base)
     if entry.placeholder:
         return _blank(facts, State.NO_DATA, "saved as a placeholder, without data", base)
+    if is_hollow(facts):
+        return _blank(facts, State.NO_DATA, "saved with no element, where others hold them", base)
     if layout is None:
         return _blank(facts, State.UNKNOWN, f"{entry.dtype} cannot be inspected", base)
     if entry.packed and base is None:

@@ -84,6 +84,11 @@ def is_adapter(facts: TensorFacts) -> bool:
     return _ADAPTER.search(facts.clean) is not None
 
 
+def is_hollow(facts: TensorFacts) -> bool:
+    """Whether it is a weight of shape (0,), as a process saves one that others hold."""
+    return facts.shape == (0,) and (leaf(facts.clean) == "weight" or is_adapter(facts))
+
+
 def is_embedding(facts: TensorFacts) -> bool:
     """Whether it is a table whose rows are looked up, or the output layer over a vocabulary."""
     if len(facts.shape) != 2:  # noqa: PLR2004 - rows and their features

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from ormas_core.checkpoints.groups import LONE_GAP, LOW_GAP, RowGroups, row_groups
-from ormas_core.checkpoints.tensors import State, TensorFacts
+from ormas_core.checkpoints.tensors import TensorFacts
 from ormas_core.checkpoints.vocabulary import Vocabulary
 
 _SANE: Final = (1.2e-38, 1e15)
@@ -27,7 +27,7 @@ class Looked:
 
     Attributes:
         facts: what is known of it; `magnitude` and `sample` are gone.
-        rows: its groups of rows; None where it was not read or has no numbers with a point.
+        rows: its groups of rows; None where it was not read or holds no numbers with a point.
         wild: share of the rows that are neither zero nor of a sane size, of those not zero.
     """
 
@@ -77,7 +77,7 @@ def look(facts: TensorFacts) -> Looked:
     kept = replace(facts, magnitude=None, sample=None)
     if facts.shares:  # what is wrong with it is said of the tensor that it is
         return Looked(facts=replace(kept, nan=0, inf=0))
-    if facts.state is not State.READ or not facts.floating or facts.magnitude is None:
+    if facts.magnitude is None or not (facts.floating and facts.elements):
         return Looked(facts=kept)
     sizes = facts.magnitude[facts.magnitude > 0]
     wild = float(np.mean((sizes < _SANE[0]) | (sizes > _SANE[1]))) if len(sizes) else 0.0

@@ -22,7 +22,7 @@ class State(Enum):
     PACKED = "packed"
     """Quantised integers or their tables: present and whole, but no weights to judge."""
     NO_DATA = "no data"
-    """A placeholder, saved from the meta device: there are no elements."""
+    """A placeholder, of the meta device or for what other processes hold: no elements."""
     UNKNOWN = "unknown type"
     """Of a type that cannot be read here: not inspected."""
     UNREADABLE = "unreadable"

@@ -63,7 +63,7 @@ def _result(one: Finding, rule: int, result: CheckResult) -> dict[str, Any]:
         "ruleId": one.code,
         "ruleIndex": rule,
         "level": _LEVELS[one.severity],
-        "message": {"text": f"{one.where}: {one.detail}. {one.advice}"},
+        "message": {"text": f"{one.where}: {one.detail.rstrip('.')}. {one.advice}"},
         "locations": [
             {
                 "physicalLocation": {

@@ -165,6 +165,15 @@ def test_case_78_an_adapter_without_tensors(tmp_path: Path) -> None:
     assert result.verdict("never")[0] == 2
 
 
+def test_case_78_an_adapter_of_which_another_process_holds_the_weights(tmp_path: Path) -> None:
+    """Tensors of no element, as a sharded save without gathering writes them: no data, not zero."""
+    hollow = {name: torch.zeros(0) for name in lora(range(0), layers=2)}
+    result = check_checkpoint(adapter(tmp_path / "a", hollow))
+    assert only(result).code == "no-data"
+    assert "4 of 4 tensors have no data" in only(result).detail
+    assert [result.verdict(gate)[0] for gate in ("critical", "never")] == [1, 2]
+
+
 def language_model(folder: Path, tokens: int, table: Tensor) -> Path:
     """Write a model folder with a tokenizer of so many tokens and this table."""
     folder.mkdir()

@@ -73,6 +73,16 @@ def test_a_broken_shard_hides_nothing_of_the_others(tmp_path: Path) -> None:
     assert result.verdict()[0] == 1
 
 
+def test_a_tensor_in_two_shards_is_no_copy_of_another_layer(tmp_path: Path) -> None:
+    """One cause, one finding."""
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    saved(tmp_path / names[0], conv_net())
+    saved(tmp_path / names[1], {"4.weight": conv_net()["4.weight"]})
+    places = {**dict.fromkeys(conv_net(), names[0]), "4.weight": names[1]}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert codes(check_checkpoint(tmp_path)) == ["index-disagreement"]
+
+
 def test_what_cannot_be_read_at_all_is_no_pass(tmp_path: Path) -> None:
     """Exit 2 whatever the gate, with the reason as a finding."""
     (tmp_path / "model.safetensors").write_text("<!DOCTYPE html><html></html>")

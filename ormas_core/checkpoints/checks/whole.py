@@ -131,8 +131,8 @@ def duplicates(seen: Seen) -> Iterator[Finding]:
             groups[looked.facts.fingerprint].append(looked)
     found: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for group in groups.values():
-        names = [group[0].facts.name]
-        names += [o.facts.name for o in group[1:] if seen.same(names[0], o.facts.name)]
+        names = list(dict.fromkeys(o.facts.name for o in group))  # once, if two files hold it
+        names = [names[0], *(name for name in names[1:] if seen.same(names[0], name))]
         if len(names) > 1:
             found[tuple(map(layer, names))].extend(names)
     if len(found) > _MOST_GROUPS:  # copies of whole parts, such as a teacher: one cause

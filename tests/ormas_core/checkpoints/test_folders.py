@@ -30,6 +30,24 @@ def test_shards_and_their_index_are_one_model(tmp_path: Path) -> None:
     assert (by_index.kind, by_index.problems, list(again)) == (Kind.SHARDED, (), ["a", "b"])
 
 
+def test_shards_of_pytorch_and_their_index_are_one_model(tmp_path: Path) -> None:
+    """As older versions of transformers save them; a lost shard leaves what the other holds."""
+    import torch
+
+    files = [f"pytorch_model-0000{number}-of-00002.bin" for number in (1, 2)]
+    torch.save({"a": torch.ones(4, 2)}, tmp_path / files[0])
+    torch.save({"b": torch.tensor([1.0, float("nan")])}, tmp_path / files[1])
+    index = {"metadata": {"total_size": 40}, "weight_map": {"a": files[0], "b": files[1]}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    for path in (tmp_path, tmp_path / "pytorch_model.bin.index.json"):
+        found, facts = read_all(path)
+        assert (found.kind, found.problems, list(facts)) == (Kind.SHARDED, (), ["a", "b"])
+        assert facts["b"].nan == 1
+    (tmp_path / files[0]).unlink()
+    found, facts = read_all(tmp_path)
+    assert (codes(found), list(facts)) == (["missing-file"], ["b"])
+
+
 def test_an_index_and_shards_that_disagree_are_told(tmp_path: Path) -> None:
     """Missing shards and tensors, tensors elsewhere, tensors nobody names; the rest is read."""
     one, two = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -146,6 +164,17 @@ def test_a_folder_that_was_not_saved_to_its_end_is_told(tmp_path: Path) -> None:
     assert codes(found) == ["missing-file"]
 
 
+@pytest.mark.parametrize(
+    "beside", [["training_args.bin"], ["optimizer.bin", "scheduler.bin", "random_states_0.pkl"]]
+)
+def test_a_folder_that_no_trainer_resumes_from_is_whole(beside: list[str], tmp_path: Path) -> None:
+    """As a published model with its arguments, or what accelerate saves."""
+    write_safetensors(tmp_path / "model.safetensors", A)
+    for name in beside:
+        (tmp_path / name).write_bytes(b"x")
+    assert codes(open_checkpoint(tmp_path)) == ["not-judged"]
+
+
 def test_a_download_that_was_not_finished_is_told(tmp_path: Path) -> None:
     """By the name that its tool gives it until it is."""
     write_safetensors(tmp_path / "model.safetensors", A)
@@ -227,6 +256,27 @@ def test_a_folder_without_weights_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     with pytest.raises(CheckpointError, match=r"There are some in unet, vae: check each"):
         open_checkpoint(tmp_path)
+
+
+def test_a_folder_of_several_steps_is_no_one_model(tmp_path: Path) -> None:
+    """They are not put together, and not said to contradict each other: each is to be checked."""
+    for name in ("best.pt", "last.pt"):
+        write_safetensors(tmp_path / name, {**A, **B})
+    with pytest.raises(CheckpointError, match=r"such as best.pt and last.pt: check each"):
+        open_checkpoint(tmp_path)
+    write_safetensors(tmp_path / "last.pt", {"c": f32(2)})
+    found, facts = read_all(tmp_path)
+    assert (found.problems, set(facts)) == ((), {"a", "b", "c"})
+
+
+def test_of_two_families_of_shards_without_an_index_one_is_read(tmp_path: Path) -> None:
+    """As of a half-precision copy: the other lies beside it."""
+    for stem in ("model", "model.fp16"):
+        for number, tensors in enumerate((A, B), 1):
+            write_safetensors(tmp_path / f"{stem}-0000{number}-of-00002.safetensors", tensors)
+    found, facts = read_all(tmp_path)
+    assert (codes(found), set(facts)) == (["no-index"], {"a", "b"})
+    assert [problem.code for problem in found.stray_problems()] == ["stray-copies"]
 
 
 def test_a_folder_of_pointers_says_what_they_are(tmp_path: Path) -> None:

@@ -118,6 +118,16 @@ def test_families_that_store_some_scales_whole_are_known_by_most() -> None:
     assert "norm-scale-zero" in codes(scales)
 
 
+def test_a_layer_of_no_unit_is_not_a_layer_of_zeros(tmp_path: Path) -> None:
+    """As a head for no class; a vector of weights without one is what another process holds."""
+    headless = {"head.weight": torch.zeros(0, 32), "head.bias": torch.zeros(0)}
+    torch.save({**headless, "wide.weight": torch.zeros(4, 0)}, tmp_path / "a.pt")
+    assert check_checkpoint(tmp_path / "a.pt").findings == ()
+    torch.save({"fc.weight": torch.zeros(0), "fc.bias": torch.zeros(0)}, tmp_path / "b.pt")
+    (one,) = check_checkpoint(tmp_path / "b.pt").findings
+    assert (one.code, one.where) == ("no-data", "fc.weight")
+
+
 def test_a_vector_laid_out_for_images_starts_at_zero_by_right() -> None:
     """As the response normalisation of ConvNeXt V2; an output layer of one unit is a weight."""
     assert codes({"grn.weight": np.zeros((1, 1, 1, 32))}) == ["zero-tensor"]

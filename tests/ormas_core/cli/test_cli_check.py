@@ -113,6 +113,19 @@ def test_sarif_of_a_relative_path_is_relative(clean: Path, monkeypatch: pytest.M
     assert location == {"uri": "a%20model/x.safetensors"}
 
 
+def test_sarif_leads_to_the_file_that_is_wrong(tmp_path: Path) -> None:
+    """A shard that is no weights is a place of its own, not the folder; one full stop is enough."""
+    saved(tmp_path / "model-00001-of-00002.safetensors", conv_net())
+    (tmp_path / "model-00002-of-00002.safetensors").write_text("<!DOCTYPE html><html></html>")
+    places = dict.fromkeys(conv_net(), "model-00001-of-00002.safetensors")
+    places["lost"] = "model-00002-of-00002.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    (one,) = checkpoint_sarif(check_checkpoint(tmp_path), 0, "")["runs"][0]["results"]
+    location = one["locations"][0]["physicalLocation"]["artifactLocation"]
+    assert location["uri"].endswith("/model-00002-of-00002.safetensors")
+    assert ".." not in one["message"]["text"]
+
+
 class Page(HTMLParser):
     """Notes the tags and attributes of a page."""
 
