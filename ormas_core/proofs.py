@@ -108,15 +108,15 @@ class Proofs:
             self.pause()
             return []
         self._repairs.begin()
-        if self._failed:
-            self._repairs.abstain()
-            return []
         events: list[Event] = []
         try:
-            events.extend(self._check(reading))
+            if not self._failed:
+                events.extend(self._check(reading))
         except Exception as error:  # noqa: BLE001 - what failed here must not stop the monitor
             self._fail(error)
+        if self._failed:
             self._repairs.abstain()
+            events.extend(self._watch.withdraw(reading.measurement.step, self._failed))
         return events
 
     def _fail(self, error: Exception) -> None:

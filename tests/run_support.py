@@ -67,7 +67,9 @@ class Run:
         for _ in range(count):
             self.step()
 
-    def accumulate(self, *, note: Sequence[bool]) -> None:
+    def accumulate(
+        self, *, note: Sequence[bool], before_check: Callable[[], object] | None = None
+    ) -> None:
         """Do one optimizer step of several losses, of which the monitor is shown those noted."""
         self.optimizer.zero_grad()
         for shown in note:
@@ -75,6 +77,8 @@ class Run:
             if shown:
                 self._monitor.note_loss(loss)
             loss.backward()
+        if before_check is not None:
+            before_check()
         self._monitor.step()
         self.optimizer.step()
 

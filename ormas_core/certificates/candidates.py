@@ -8,6 +8,7 @@ that are constant whatever the parameters are) is not claimed, which is sound.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakKeyDictionary
 
 from ormas_core.certificates import masks, norm_limits
 from ormas_core.certificates.graph import LEAF, Graph, Node
@@ -88,8 +89,19 @@ class Structure:
         return (1,) if key in self.tables else (0, 1)
 
 
+_SEEN: Final[WeakKeyDictionary[Graph, Structure]] = WeakKeyDictionary()
+"""Graph -> what its form says: a graph never changes, and is forgotten with its form."""
+
+
 def structure(graph: Graph) -> Structure:
-    """Look at the form of a graph."""
+    """Look at the form of a graph, once."""
+    held = _SEEN.get(graph)
+    if held is None:
+        held = _SEEN[graph] = _look(graph)
+    return held
+
+
+def _look(graph: Graph) -> Structure:
     signed_value = [False] * len(graph.nodes)
     reach: list[frozenset[int]] = []
     scales: set[int] = set()

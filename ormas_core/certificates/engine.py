@@ -110,8 +110,9 @@ def examine_values(
     return _Examination(graphs, owners, facts, found, held).outcome()
 
 
-def lasting_leaf(parameter: Tensor, now: Signs, owner: Owner) -> Leaf:
-    """Return what is known of one parameter, now and for ever."""
+def lasting_leaf(parameter: Tensor, now: Signs, owners: Mapping[int, Owner]) -> Leaf:
+    """Return what is known of one parameter, now and for ever; it may be of no layer."""
+    owner = owners.get(id(parameter), _UNKNOWN)
     return leaves.leaf(owner.name, parameter, now, owner.slot, owner.refusal)
 
 
@@ -190,12 +191,11 @@ class _Examination:
         parameters = parameters_of(self._graphs)
         found = {}
         for key, held in self._now.items():
-            owner = self._owners.get(key, _UNKNOWN)
             wanted = self._limits is not None or ideal.facts[key].known
             found[key] = (
-                lasting_leaf(parameters[key], held, owner)
+                lasting_leaf(parameters[key], held, self._owners)
                 if wanted
-                else leaves.bare(owner.name, held)
+                else leaves.bare(self._names[key], held)
             )
         return found
 

@@ -122,8 +122,14 @@ def broken(
         evidence: what else the check saw.
         proofs: the fixpoints that the claims are from.
     """
+    found = {
+        key: f"{claim.layer} has another size now"
+        for key, (claim, place, _, _) in held.items()
+        if not place.is_there
+    }
+    held = {key: one for key, one in held.items() if key not in found}
     if not held:
-        return {}
+        return found
     groups = {id(place): (claim, place, rates) for claim, place, _, rates in held.values()}
     shared = {
         key: next(iter(_reasons(claim, place, rates, graphs, owners, evidence)), "")
@@ -137,7 +143,6 @@ def broken(
             shared[group] = f"the gradient of {name} is not zero where the proof needs it"
     moved = _gradients([place for _, place, _ in groups.values()])
     changed = {key: place.changed() for key, (claim, place, _) in groups.items() if claim.still}
-    found: dict[K, str] = {}
     for key, (claim, place, rows, _) in held.items():
         reason = shared[id(place)]
         if not reason and bool(moved[id(place)][rows].any()):

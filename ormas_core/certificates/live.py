@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ormas_core.certificate_events import Certificate, CertificateRefused, CertificateRevoked
-from ormas_core.certificates.candidates import Structure, fingerprint, structure
+from ormas_core.certificates.candidates import fingerprint, structure
 from ormas_core.certificates.engine import Outcome, examine_values
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken, unprovable
@@ -99,7 +99,6 @@ class CertificateWatch:
             for layer, module in self._layers
             for name, parameter in module.named_parameters(recurse=False)
         }
-        self._forms: dict[int, tuple[Graph, Structure]] = {}
         self._key: Any = None
         self._refused: set[tuple[str, int, str]] = set()
         self._checks = 0
@@ -166,8 +165,10 @@ class CertificateWatch:
             if condition.name in MARGINS
         )
 
-    def check(self, step: int, evidence: Evidence) -> list[CertificateEvent]:
+    def check(self, step: int, evidence: Evidence) -> Iterator[CertificateEvent]:
         """Guard the claims in force and look for new ones; needs the gradients of the step.
+
+        What is revoked is said even if looking further fails.
 
         Args:
             step: optimizer updates completed.
@@ -178,34 +179,32 @@ class CertificateWatch:
         self.clear()
         self._asked = True
         self.fresh = evidence.finite and not problem
-        if not self.fresh:
+        if not evidence.finite:
             # A step with NaN or Inf proves and disproves nothing.
-            return []
-        self._checks += 1
+            return
         found = self.owners = self._find_owners()
-        events: list[CertificateEvent] = list(self._guard(step, graphs, found, evidence))
+        if problem:
+            # Nothing is proven without its graph, but its numbers may disprove what was.
+            before = () if self.outcome is None else self.outcome.graphs
+            yield from self._guard(step, before, found, replace(evidence, accumulations=None))
+            return
+        self._checks += 1
+        yield from self._guard(step, graphs, found, evidence)
         self._prove(graphs, found)
-        events += self._revoke_unproven(step)
+        yield from self._revoke_unproven(step)
         doubts = self._doubts(graphs, found, evidence)
-        events += self._issue(step, evidence, doubts)
-        events += self._refuse(step, doubts)
-        return events
+        yield from self._issue(step, evidence, doubts)
+        yield from self._refuse(step, doubts)
 
     def _prove(self, graphs: Sequence[Graph], found: Mapping[int, Owner]) -> None:
         """Prove anew, unless all that the last outcome rests on is as it was."""
-        forms = [self._form(graph) for graph in graphs]
+        forms = [structure(graph) for graph in graphs]
         now = values_of(graphs, forms)
         key = (tuple(map(id, graphs)), [fingerprint(now.likely(), form) for form in forms])
         before = self.outcome
         if before is None or key != self._key or not stands(before, forms, now, found):
             held = self._claimed
             self.outcome, self._key = examine_values(graphs, found, forms, now, held), key
-
-    def _form(self, graph: Graph) -> Structure:
-        held = self._forms.get(id(graph))
-        if held is None or held[0] is not graph:
-            held = self._forms[id(graph)] = (graph, structure(graph))
-        return held[1]
 
     def _claimed(self, parameter: Tensor, axis: int, cls: CertificateClass) -> NDArray[np.bool_]:
         found = np.zeros(parameter.shape[axis], np.bool_)
@@ -219,6 +218,10 @@ class CertificateWatch:
         return self._claimed(parameter, axis, CertificateClass.ABSORBING) | self._claimed(
             parameter, axis, CertificateClass.BOUNDED
         )
+
+    def withdraw(self, step: int, reason: str) -> Iterator[CertificateEvent]:
+        """Revoke all claims, since nothing guards them any more."""
+        yield from self._revoke(step, dict.fromkeys(self.live, reason))
 
     def drop(self, layer: str, units: Collection[int] | None = None) -> None:
         """Forget the claims about a layer whose weights were changed on purpose.

@@ -17,18 +17,25 @@ class Place:
         axis: its axis of output features.
         rows: indices along it, shape (rows,); for heads, all features of all of them.
         bits: a checksum of the stored bits of each row when they were looked at, shape (rows,).
+        size: features along that axis when they were looked at.
     """
 
     parameter: Tensor
     axis: int
     rows: Tensor
     bits: NDArray[np.int64]
+    size: int
 
     @classmethod
     def of(cls, parameter: Tensor, axis: int, group: NDArray[np.bool_]) -> "Place":
         """Note where some units are and what their weights are now."""
         rows = torch.from_numpy(np.flatnonzero(group)).to(parameter.device)
-        return cls(parameter, axis, rows, _bits(parameter, axis, rows))
+        return cls(parameter, axis, rows, _bits(parameter, axis, rows), parameter.shape[axis])
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the weight still has as many features."""
+        return self.parameter.dim() > self.axis and self.parameter.shape[self.axis] == self.size
 
     def indices(self) -> NDArray[np.int64]:
         """Return the rows on the host."""

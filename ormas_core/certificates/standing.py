@@ -32,7 +32,7 @@ def stands(
     parameters = parameters_of(outcome.graphs)
     used = {key: facts for key, facts in ideal.facts.items() if facts.known}
     for key, held in now.of(used).items():
-        leaf, before = lasting_leaf(parameters[key], held, owners[key]), outcome.leaves[key]
+        leaf, before = lasting_leaf(parameters[key], held, owners), outcome.leaves[key]
         if leaf.reason != before.reason:
             return False
         for name in ("zero", "neg", "pos"):
