@@ -83,11 +83,11 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
         settings=settings,
         strays=files.strays,
     )
-    found = assemble(files, trust=trust)
-    if files.index is None and (two := _alike(found)):
+    checkpoint = assemble(files, trust=trust)
+    if files.index is None and (two := _alike(checkpoint)):
         text = f"holds several checkpoints, such as {two[0]} and {two[1]}: check each."
         raise CheckpointError(str(path), f"The folder {folder} {text}")
-    return found
+    return checkpoint
 
 
 def open_index(path: Path, *, trust: bool) -> Checkpoint | None:
