@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ormas_core import ranks
 from ormas_core.events import Event, Measurement
 from ormas_core.hooks import _torch, statistics
 from ormas_core.hooks.attach import ForwardWatch
@@ -22,6 +21,7 @@ from ormas_core.hooks.running import RunningStatistics
 from ormas_core.hooks.scaling import ScaleLedger
 from ormas_core.hooks.select import Selection
 from ormas_core.host import PLAIN_LOOP, Host
+from ormas_core.ranks import world_size
 from ormas_core.terms import ChannelSummary, NonfiniteCount, OutputGradient, Stage
 
 _Values = list[tuple[str, Tensor]]
@@ -324,7 +324,7 @@ class Collector:
             # Of modules that share an output tensor, the inner one comes later going backward.
             names.sort(key=order.__getitem__, reverse=True)
         # One that is finite here proves nothing: the gradient may come from another process.
-        several = ranks.world_size() > 1
+        several = world_size() > 1
         found = (OutputGradient(module=name, finite=math.isfinite(peaks[name])) for name in names)
         return tuple(output for output in found if not (several and output.finite))
 
