@@ -59,7 +59,7 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
     names, problems = _names(folder)
     settings, bad = _settings(folder)
     problems += bad
-    if ".metadata" in names:
+    if any(name == ".metadata" or name.endswith(".distcp") for name in names):
         from ormas_core.checkpoints.distributed import open_distributed
 
         return open_distributed(folder)
