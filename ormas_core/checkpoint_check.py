@@ -41,6 +41,7 @@ class CheckResult:
         read: number of tensors that were read whole.
         packed: number of tensors that are packed integers: present, and not judged.
         findings: what was found, critical findings first.
+        globals: names that the pickles of the files would import, sorted.
         errors: why the result cannot be relied on, although the findings hold; mostly empty.
         base: what it was compared with, or "".
         wiring: a sentence about the architecture that the findings use, or "".
@@ -55,6 +56,7 @@ class CheckResult:
     read: int
     packed: int
     findings: tuple[Finding, ...]
+    globals: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     base: str = ""
     wiring: str = ""
@@ -150,6 +152,7 @@ def check_checkpoint(
         read=judged.read,
         packed=judged.packed,
         findings=judged.findings,
+        globals=checkpoint.globals,
         errors=("a file was changed during the check: the result is void",) if judged.void else (),
         base=str(against) if against is not None else "",
     )
