@@ -75,6 +75,27 @@ def test_json_is_all_there_is_on_stdout(bad: Path, capsys: pytest.CaptureFixture
     assert one["tensors"] == [f"{HOSTILE}.weight"]
 
 
+def _rebuild_aloud() -> torch.Tensor:
+    sys.stdout.write("it runs")
+    return torch.ones(2)
+
+
+class _Talks:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_aloud, ()
+
+
+def test_what_trusted_code_prints_is_not_in_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes where messages go."""
+    torch.save({"w": _Talks()}, tmp_path / "w.pt")
+    main(["check", str(tmp_path / "w.pt"), "--trust", "--json"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["read"] == 1
+    assert "it runs" in shown.err
+
+
 def test_sarif_has_what_the_standard_requires(
     bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
