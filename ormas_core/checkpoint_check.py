@@ -123,8 +123,7 @@ def check_checkpoint(
             ReLU follows. Nothing is downloaded.
         record: run folder whose signed record must name these files.
         key: public key that must have signed that record.
-        prove: load the weights into the architecture, run one random batch, and report what the
-            certificate engine proves about it.
+        prove: report what the certificate engine proves of these weights, on one random batch.
         trust: run code that pickles of the checkpoint ask for.
         progress: told how many bytes of how many have been read.
 
