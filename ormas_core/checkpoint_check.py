@@ -41,6 +41,7 @@ class CheckResult:
         read: number of tensors that were read whole.
         packed: number of tensors that are packed integers: present, and not judged.
         findings: what was found, critical findings first.
+        globals: names that the pickles of the files would import, sorted.
         errors: why the result cannot be relied on, although the findings hold; mostly empty.
         base: what it was compared with, or "".
         wiring: a sentence about the architecture that the findings use, or "".
@@ -55,6 +56,7 @@ class CheckResult:
     read: int
     packed: int
     findings: tuple[Finding, ...]
+    globals: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     base: str = ""
     wiring: str = ""
@@ -121,8 +123,7 @@ def check_checkpoint(
             ReLU follows. Nothing is downloaded.
         record: run folder whose signed record must name these files.
         key: public key that must have signed that record.
-        prove: load the weights into the architecture, run one random batch, and report what the
-            certificate engine proves about it.
+        prove: report what the certificate engine proves of these weights, on one random batch.
         trust: run code that pickles of the checkpoint ask for.
         progress: told how many bytes of how many have been read.
 
@@ -150,6 +151,7 @@ def check_checkpoint(
         read=judged.read,
         packed=judged.packed,
         findings=judged.findings,
+        globals=checkpoint.globals,
         errors=("a file was changed during the check: the result is void",) if judged.void else (),
         base=str(against) if against is not None else "",
     )

@@ -45,7 +45,7 @@ _ASIDE: Final = ("optim", "lr_scheduler", "rng", "dataloader", "train_state")
 
 
 def open_distributed(folder: Path) -> Checkpoint:
-    """Return what is in a folder that has a `.metadata`."""
+    """Return what is in a folder that has a `.metadata`, or parts that it should list."""
     empty = Checkpoint(path=folder, folder=folder, kind=Kind.DISTRIBUTED)
     try:
         with Opened(inside(folder, METADATA)) as file:
@@ -53,6 +53,9 @@ def open_distributed(folder: Path) -> Checkpoint:
             raw = file.read(0, _MAX_METADATA)
         names = _require_harmless(raw)
         return replace(_read(folder, empty), globals=names, stamps={METADATA: stamp})
+    except FileNotFoundError:
+        text = "It lists the tensors of the parts, and is written last: the save was not finished."
+        return replace(empty, problems=(_problem("missing-file", METADATA, text),))
     except (CheckpointError, OSError) as error:
         return replace(empty, problems=(_problem("unreadable", METADATA, f"{error!s:.400}"),))
 

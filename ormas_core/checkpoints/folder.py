@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,7 +60,7 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
     names, problems = _names(folder)
     settings, bad = _settings(folder)
     problems += bad
-    if ".metadata" in names:
+    if any(name == ".metadata" or name.endswith(".distcp") for name in names):
         from ormas_core.checkpoints.distributed import open_distributed
 
         return open_distributed(folder)
@@ -72,22 +73,12 @@ def open_folder(path: Path, *, trust: bool) -> Checkpoint:
     problems += [*files.problems, *_around(folder, names, files)]
     if chosen is None and not problems:
         raise CheckpointError(str(path), _nothing(folder, names))
-    files = FileSet(
-        path=folder,
-        folder=folder,
-        files=files.files,
-        kind=files.kind,
-        index=files.index,
-        index_name=files.index_name,
-        problems=tuple(problems),
-        settings=settings,
-        strays=files.strays,
-    )
-    checkpoint = assemble(files, trust=trust)
-    if files.index is None and (two := _alike(checkpoint)):
+    files = replace(files, problems=tuple(problems), settings=settings)
+    whole = assemble(files, trust=trust)
+    if files.index is None and (two := _alike(whole)):
         text = f"holds several checkpoints, such as {two[0]} and {two[1]}: check each."
         raise CheckpointError(str(path), f"The folder {folder} {text}")
-    return checkpoint
+    return whole
 
 
 def open_index(path: Path, *, trust: bool) -> Checkpoint | None:

@@ -126,8 +126,10 @@ def model_type(config: Mapping[str, Any] | None) -> str:
 
 
 def adds_one(config: Mapping[str, Any] | None) -> bool:
-    """Whether the family stores the scales of its norms minus one."""
-    return model_type(config) in ONE_PLUS
+    """Whether the family, or the text model in it, stores the scales of its norms minus one."""
+    whole = config or {}
+    parts = (whole, whole.get("text_config"))
+    return any(isinstance(part, Mapping) and model_type(part) in ONE_PLUS for part in parts)
 
 
 def text_setting(config: Mapping[str, Any] | None, name: str) -> Any:

@@ -35,6 +35,12 @@ def list_zip(file: Opened, name: str) -> Listing:
             "off, when it was downloaded or because the disk was full. Save or download it again.",
         )
     members = {info.filename: info for info in infos}
+    if front := min((info.header_offset for info in infos), default=0):
+        text = (
+            f"Its directory leaves out the first {front:,} bytes, as of several zip files in a "
+            "row. A part of a torch.distributed.checkpoint folder is such a file: check the folder."
+        )
+        return _refused(Kind.ZIP, "unsupported", name, text)
     if len(members) < len(infos):
         return _ambiguous(file, infos, name)
     pickle = next((inner for inner in members if _is_data(inner)), None)

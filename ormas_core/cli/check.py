@@ -1,6 +1,7 @@
 """Check a checkpoint before it ships: a gate for CI that reads every number and runs no code."""
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -57,16 +58,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         _require_free(arguments.out)
     bar = _Bar()
-    result = check_checkpoint(
-        arguments.path,
-        arguments.against,
-        arguments.arch,
-        record=arguments.record,
-        key=arguments.key,
-        prove=arguments.prove,
-        trust=arguments.trust,
-        progress=bar.show if sys.stderr.isatty() else None,
-    )
+    with contextlib.redirect_stdout(sys.stderr):  # of what is run with --trust, and of libraries
+        result = check_checkpoint(
+            arguments.path,
+            arguments.against,
+            arguments.arch,
+            record=arguments.record,
+            key=arguments.key,
+            prove=arguments.prove,
+            trust=arguments.trust,
+            progress=bar.show if sys.stderr.isatty() else None,
+        )
     bar.clear()
     code, why = result.verdict(arguments.fail_on)
     _print(result, code, why, arguments)

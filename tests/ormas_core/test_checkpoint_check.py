@@ -91,6 +91,14 @@ def test_what_cannot_be_read_at_all_is_no_pass(tmp_path: Path) -> None:
     assert [result.verdict(gate)[0] for gate in ("critical", "warning", "never")] == [2, 2, 2]
 
 
+def test_all_that_a_pickle_would_import_is_listed(tmp_path: Path) -> None:
+    """The finding names the first few, the result every one."""
+    names = [f"module{i}.Thing" for i in range(20)]
+    asked = "".join(f"c{name.replace('.', chr(10))}{chr(10)}" for name in names)
+    (tmp_path / "args.pkl").write_bytes(b"\x80\x02(" + asked.encode() + b"l.")
+    assert set(names) <= set(check_checkpoint(tmp_path / "args.pkl").globals)
+
+
 def test_options_that_make_no_sense_are_refused(tmp_path: Path) -> None:
     """Before anything is read."""
     path = saved(tmp_path / "model.safetensors", conv_net())

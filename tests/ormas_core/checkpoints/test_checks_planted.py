@@ -186,6 +186,8 @@ def test_scales_that_are_stored_minus_one_are_read_so() -> None:
     """Zeros of a Gemma norm are ones; -1 is its zero; without a config nothing is wrong."""
     norms = {f"{i}.norm.weight": np.zeros(16) for i in range(3)}
     assert codes(norms, config={"model_type": "gemma2"}) == []
+    inside = {"model_type": "llava", "text_config": {"model_type": "gemma2"}}
+    assert codes(norms, config=inside) == []
     assert codes({"norm.weight": put(LINE * 0, 3, -1)}, config={"model_type": "gemma2"}) == [
         "norm-scale-zero"
     ]

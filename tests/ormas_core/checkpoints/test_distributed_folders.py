@@ -45,6 +45,21 @@ def test_a_missing_part_is_named(tmp_path: Path) -> None:
     assert {f.state for f in facts.values()} == {State.UNREADABLE}
 
 
+def test_a_part_by_itself_is_not_taken_for_a_whole_file(tmp_path: Path) -> None:
+    """It is zip files in a row, of which only the last is in the directory at its end."""
+    (part,) = saved(tmp_path / "dcp").glob("*.distcp")
+    found, facts = read_all(part)
+    assert (codes(found), facts) == (["unsupported"], {})
+    assert "check the folder" in details(found)
+
+
+def test_a_folder_whose_metadata_was_not_written_is_not_finished(tmp_path: Path) -> None:
+    """It is written last; its parts are not guessed at."""
+    (saved(tmp_path / "dcp") / ".metadata").unlink()
+    found, facts = read_all(tmp_path / "dcp")
+    assert (found.kind, codes(found), facts) == (Kind.DISTRIBUTED, ["missing-file"], {})
+
+
 class _Evil:
     def __init__(self, function: Any) -> None:
         self.function = function

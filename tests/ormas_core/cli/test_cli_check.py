@@ -75,6 +75,27 @@ def test_json_is_all_there_is_on_stdout(bad: Path, capsys: pytest.CaptureFixture
     assert one["tensors"] == [f"{HOSTILE}.weight"]
 
 
+def _rebuild_aloud() -> torch.Tensor:
+    sys.stdout.write("it runs")
+    return torch.ones(2)
+
+
+class _Talks:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_aloud, ()
+
+
+def test_what_trusted_code_prints_is_not_in_the_json(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes where messages go."""
+    torch.save({"w": _Talks()}, tmp_path / "w.pt")
+    main(["check", str(tmp_path / "w.pt"), "--trust", "--json"])
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["read"] == 1
+    assert "it runs" in shown.err
+
+
 def test_sarif_has_what_the_standard_requires(
     bad: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -192,6 +213,20 @@ def test_the_bar_is_for_terminals_and_leaves_nothing(monkeypatch: pytest.MonkeyP
     assert drawn[-2].strip() == drawn[-1] == ""
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_bar_is_drawn_for_terminals_alone(
+    terminal: bool, clean: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The log of a job has none, and what is on standard output is JSON in both."""
+    monkeypatch.setattr(command, "_PATIENCE_S", 0)
+    monkeypatch.setattr(command, "_EVERY_S", 0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    assert main(["check", str(clean), "--json"]) == 0
+    shown = capsys.readouterr()
+    assert ("100%" in shown.err) is terminal
+    assert json.loads(shown.out)["exit"] == 0
+
+
 @pytest.mark.parametrize("option", [[], ["--json"], ["--sarif"]])
 def test_a_check_of_safetensors_works_without_torch(clean: Path, option: list[str]) -> None:
     """It is not imported, and neither is any framework."""
@@ -205,6 +240,18 @@ def test_a_check_of_safetensors_works_without_torch(clean: Path, option: list[st
         [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_without_batch_norms_is_checked_without_torch(tmp_path: Path) -> None:
+    """Its config.json is read; no model is built of it."""
+    saved(tmp_path / "model.safetensors", {"model.norm.weight": torch.ones(16)})
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    code = (
+        "import sys\nfrom ormas_core import check_checkpoint\n"
+        f"check_checkpoint({str(tmp_path)!r})\n"
+        "sys.exit(len({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_an_empty_path_is_not_the_present_folder(capsys: pytest.CaptureFixture[str]) -> None:
