@@ -88,6 +88,10 @@ class Proofs:
         """End a step of which nothing can be judged yet; its graphs count for the next check."""
         self._watch.pause()
 
+    def skip(self) -> None:
+        """Forget the step in progress: the optimizer that it was observed for did not step."""
+        self._watch.skip()
+
     def forget(self) -> None:
         """Let go of the model and the optimizers; no further check will come."""
         self._watch.clear()

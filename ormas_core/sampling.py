@@ -80,7 +80,7 @@ class Sampler:
     def skip(self) -> None:
         """Forget what was observed for the step of an optimizer that did not come."""
         self.disarm()
-        self._proofs.pause()
+        self._proofs.skip()
         self._reading = None
 
     def settle(self) -> None:

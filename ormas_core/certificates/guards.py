@@ -93,6 +93,11 @@ class AccumulationCounter:
         if self._counts is not None:
             self._paused = self._counts
 
+    def forget(self) -> None:
+        """Take the hooks off, and forget what was counted since the last `start`."""
+        self._unhook()
+        self._counts = None
+
     def stop(self) -> dict[int, int] | None:
         """Return the counts by parameter id, None where none were made, and take the hooks off."""
         self._unhook()

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from ormas_core.certificates import masks, signs
 from ormas_core.certificates.graph import Node
@@ -22,6 +23,11 @@ from ormas_core.claims import Box
 MARGINS: Final[Mapping[str, float]] = {"x_max": 16.0, "input_max": 2.0}
 """Limit that a run measures -> a measured input must stay this many times below it, since other
 steps are not measured."""
+_MEASURED: Final = (
+    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
+)
+"""Modules whose input is that of an operation that limits can be stated for."""
 MAGNITUDE: Final = "magnitude"
 """The fact that absolute values stay within what the numbers of the bound say."""
 
@@ -126,3 +132,9 @@ class Limits:
             for bound in self.bounds.values()
             if bound.weight is not None and bound.closes.any()
         }
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module's own input is that of its operation: its `forward` is torch's own."""
+    home = str(getattr(type(module).forward, "__module__", ""))
+    return isinstance(module, _MEASURED) and home.startswith("torch.nn.modules.")

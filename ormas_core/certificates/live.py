@@ -14,7 +14,7 @@ from ormas_core.certificates.candidates import fingerprint, structure
 from ormas_core.certificates.engine import Outcome, examine_values
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken, unprovable
-from ormas_core.certificates.limits import MARGINS
+from ormas_core.certificates.limits import MARGINS, is_plain
 from ormas_core.certificates.ownership import Owner, owners
 from ormas_core.certificates.place import Place
 from ormas_core.certificates.rules import SETTINGS
@@ -25,11 +25,6 @@ from ormas_core.claims import CertificateClass, Claim, UnitKind
 MOST_GRAPHS: Final = 64
 """Micro-batches of one step whose graphs are read."""
 
-_MEASURED: Final = (
-    *(nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm),
-)
-"""Modules whose input is that of an operation that limits can be stated for."""
 CertificateEvent = Certificate | CertificateRefused | CertificateRevoked
 Key = tuple[str, UnitKind, CertificateClass, int]
 
@@ -69,7 +64,6 @@ class CertificateWatch:
         live: the claims in force, by unit.
         outcome: what the last proof found; None before the first.
         owners: who owned the parameters at the last check.
-        pause: ends a step without a check: its graphs and counts belong to the next one.
         fresh: whether the last check had a graph to prove anything on.
     """
 
@@ -90,9 +84,9 @@ class CertificateWatch:
         self._lr_seen: dict[int, float] = {}
         self._graphs: list[Graph] = []
         self._passes = 0
+        self._kept = (0, 0)
         self._unread = ""
         self._counter = AccumulationCounter()
-        self.pause = self._counter.pause
         self._reader = GraphReader(SETTINGS)
         self._names = {
             id(parameter): f"{layer}.{name}"
@@ -110,10 +104,20 @@ class CertificateWatch:
 
     def clear(self) -> None:
         """Forget the step: its graphs, and the hooks that count."""
-        self._graphs = []
-        self._passes = 0
+        self._graphs, self._passes, self._kept = [], 0, (0, 0)
         self._unread = ""
         self._counter.stop()
+
+    def pause(self) -> None:
+        """End a step without a check: its graphs and counts belong to the next one."""
+        self._counter.pause()
+        self._kept = len(self._graphs), self._passes
+
+    def skip(self) -> None:
+        """Forget what was seen since the last pause."""
+        self._counter.forget()
+        count, self._passes = self._kept
+        del self._graphs[count:]
 
     def arm(self) -> None:
         """Count, until the check, the backward passes that write gradients of proven weights."""
@@ -151,7 +155,7 @@ class CertificateWatch:
 
         Only those whose own input is that of the operation: with a `forward` of torch's own.
         """
-        plain = {name for name, module in self._layers if _is_plain(module)}
+        plain = {name for name, module in self._layers if is_plain(module)}
         if self.outcome is None:
             # What the starting weights bring along is claimed at the first check.
             return frozenset(() if self._asked else plain)
@@ -387,12 +391,6 @@ def _rows(claim: Claim) -> list[tuple[Key, slice]]:
         (key, slice(None) if whole else slice(number, number + 1))
         for number, key in enumerate(_keys(claim))
     ]
-
-
-def _is_plain(module: nn.Module) -> bool:
-    """Whether a module's own input is that of its operation: its `forward` is torch's own."""
-    home = str(getattr(type(module).forward, "__module__", ""))
-    return isinstance(module, _MEASURED) and home.startswith("torch.nn.modules.")
 
 
 def _distinct(graphs: Sequence[Graph]) -> list[Graph]:

@@ -45,7 +45,7 @@ class Pair(nn.Module):
 class Rounds:
     """Training of the two sides, each with an optimizer and losses of its own."""
 
-    def __init__(self, folder: Path, net: Pair, **adam: Any) -> None:
+    def __init__(self, folder: Path, net: Pair, every: int = 1, **adam: Any) -> None:
         self.net, self.sink = net, MemorySink()
         self.disc = torch.optim.SGD(net.disc.parameters(), lr=0.05)
         self.gen = torch.optim.Adam(net.gen.parameters(), lr=1e-3, **adam)
@@ -53,7 +53,7 @@ class Rounds:
             net,
             [self.disc, self.gen],
             out=folder,
-            check_every=1,
+            check_every=every,
             verbose=False,
             sinks=[self.sink],
         )
@@ -96,11 +96,11 @@ class Rounds:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[Pair], Rounds]]:
+def start(tmp_path: Path) -> Iterator[Callable[..., Rounds]]:
     made: list[Rounds] = []
 
-    def started(net: Pair) -> Rounds:
-        made.append(Rounds(tmp_path / "run", net))
+    def started(net: Pair, **options: int) -> Rounds:
+        made.append(Rounds(tmp_path / "run", net, **options))
         return made[-1]
 
     yield started
@@ -153,3 +153,14 @@ def test_a_unit_that_the_other_side_opens_is_revoked(start: Callable[[Pair], Rou
     ((layer, units, reason),) = run.revoked()
     assert (layer, units) == ("disc.0", (3,))
     assert reason.endswith("in a closed channel")
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_steps_between_checks_do_not_count(every: int, start: Callable[..., Rounds]) -> None:
+    """One optimizer's check may be due while the other steps: that step is none of the check's."""
+    net = Pair()
+    net.close_disc(3)
+    run = start(net, every=every)
+    run.rounds(4 * every + 1)
+    assert run.certified() == [("disc.0", (3,), "SGD")]
+    assert (run.refused(), run.revoked()) == ([], [])
