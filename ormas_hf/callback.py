@@ -165,7 +165,7 @@ class HFMonitorCallback(TrainerCallback):
         if self.monitor is not None:
             clips = _clip_norm(args) is not None
             self.monitor.capture(Stage.CLIPPED if clips else Stage.UNSCALED)
-            self.monitor.step()
+            self.monitor.step(optimizer=kwargs.get("optimizer"))  # it may have been exchanged
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

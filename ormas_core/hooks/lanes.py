@@ -120,7 +120,9 @@ class Lanes:
             optimizer: the one that steps, wrapped or not; None where all do.
         """
         inner = unwrap_optimizer(optimizer)
-        if optimizer is None or (inner is not None and inner is self._all.optimizer):
+        # Of an optimizer that is none of torch's nothing is known, neither before nor now.
+        alien = inner is None and not self._known
+        if optimizer is None or alien or (inner is not None and inner is self._all.optimizer):
             return self._all
         if id(inner) not in self._known:
             self._refuse(type(inner if inner is not None else optimizer).__name__)
