@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -104,22 +105,20 @@ class Proofs:
 
         Args:
             reading: what was read.
-            whole: False where optimizers step apart and others have yet to: nothing can be said
-                before the losses of all were seen.
+            whole: False where optimizers step apart and others have yet to: nothing can be proven
+                before the losses of all were seen, and the claims in force are guarded.
         """
-        if not whole:
-            self._earlier.append(reading)
-            self.pause()
-            return []
-        self._repairs.begin()
+        if whole:
+            self._repairs.begin()
         events: list[Event] = []
         try:
             if not self._failed:
-                events.extend(self._check(reading))
+                events.extend(self._check(reading) if whole else self._look(reading))
         except Exception as error:  # noqa: BLE001 - what failed here must not stop the monitor
             self._fail(error)
         if self._failed:
-            self._repairs.abstain()
+            if whole:
+                self._repairs.abstain()
             events.extend(self._watch.withdraw(reading.measurement.step, self._failed))
         return events
 
@@ -130,11 +129,7 @@ class Proofs:
     def _check(self, reading: Reading) -> Iterator[Event]:
         measurement = reading.measurement
         readings, self._earlier = [*self._earlier, reading], []
-        evidence = Evidence(
-            finite=all(map(_is_finite, readings)),
-            channel_max=_largest([each.channel_max for each in readings], _larger),
-            input_peak=_largest([each.input_peak for each in readings], max),
-        )
+        evidence = _evidence(readings)
         if evidence.finite:
             self._health.note(evidence.channel_max)
         self._problem = self._watch.problem
@@ -143,6 +138,12 @@ class Proofs:
             self._proven = True
             yield from self._health.update(measurement.step, self._watch)
         yield from self._repairs.check(measurement.step, self._watch, self._health)
+
+    def _look(self, reading: Reading) -> Iterator[Event]:
+        self._earlier.append(reading)
+        self.pause()
+        evidence = replace(_evidence([reading]), whole=False)
+        yield from self._watch.look(reading.measurement.step, evidence)
 
     def mechanisms(self) -> Iterator[Mechanism]:
         """Yield whether certificates and repair are at work, and why not."""
@@ -167,6 +168,14 @@ class Proofs:
                 reason=self._problem
                 or "no loss with a graph was given: pass the loss tensor itself",
             )
+
+
+def _evidence(readings: Sequence[Reading]) -> Evidence:
+    return Evidence(
+        finite=all(map(_is_finite, readings)),
+        channel_max=_largest([each.channel_max for each in readings], _larger),
+        input_peak=_largest([each.input_peak for each in readings], max),
+    )
 
 
 def _is_finite(reading: Reading) -> bool:

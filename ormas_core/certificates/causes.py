@@ -15,7 +15,8 @@ from ormas_core.certificates import signs, units
 from ormas_core.certificates.engine import Outcome
 from ormas_core.certificates.graph import Graph
 from ormas_core.certificates.health import ChannelHealth, groups
-from ormas_core.certificates.live import CertificateWatch, Live
+from ormas_core.certificates.held import Live
+from ormas_core.certificates.live import CertificateWatch
 from ormas_core.certificates.prover import Proof, prove
 from ormas_core.certificates.surroundings import Surroundings, surroundings
 from ormas_core.certificates.suspects import parameter_of

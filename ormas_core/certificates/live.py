@@ -1,7 +1,7 @@
 """Certificates over a run: issued once, guarded at every check, revoked when a guard fails."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -14,40 +14,18 @@ from ormas_core.certificates.candidates import fingerprint, structure
 from ormas_core.certificates.engine import Outcome, examine_values
 from ormas_core.certificates.graph import Graph, GraphReader, UnreadableGraphError, tensors_in
 from ormas_core.certificates.guards import AccumulationCounter, Evidence, broken, unprovable
+from ormas_core.certificates.held import Key, Live, keys_of, rows_of
 from ormas_core.certificates.limits import MARGINS, is_plain
 from ormas_core.certificates.ownership import Owner, owners
-from ormas_core.certificates.place import Place
 from ormas_core.certificates.rules import SETTINGS
 from ormas_core.certificates.standing import stands
 from ormas_core.certificates.values import values_of
-from ormas_core.claims import CertificateClass, Claim, UnitKind
+from ormas_core.claims import CertificateClass, UnitKind
 
 MOST_GRAPHS: Final = 64
 """Micro-batches of one step whose graphs are read."""
 
 CertificateEvent = Certificate | CertificateRefused | CertificateRevoked
-Key = tuple[str, UnitKind, CertificateClass, int]
-
-
-@dataclass(slots=True)
-class Live:
-    """A claim in force.
-
-    Attributes:
-        claim: what is claimed, of all the units it was issued for.
-        place: where the weights of all those units are.
-        rows: which rows of the place are this unit's.
-        rates: parameter id -> (learning rate, decay) that the claim covers.
-        since: optimizer updates completed when it was issued.
-        checks: checks that have confirmed it, the first one included.
-    """
-
-    claim: Claim
-    place: Place
-    rows: slice
-    rates: Mapping[int, tuple[float, float]]
-    since: int
-    checks: int = 1
 
 
 class CertificateWatch:
@@ -183,15 +161,11 @@ class CertificateWatch:
         self.clear()
         self._asked = True
         self.fresh = evidence.finite and not problem
-        if not evidence.finite:
-            # A step with NaN or Inf proves and disproves nothing.
+        if problem:
+            yield from self.look(step, evidence)
+        if not self.fresh:
             return
         found = self.owners = self._find_owners()
-        if problem:
-            # Nothing is proven without its graph, but its numbers may disprove what was.
-            before = () if self.outcome is None else self.outcome.graphs
-            yield from self._guard(step, before, found, replace(evidence, accumulations=None))
-            return
         self._checks += 1
         yield from self._guard(step, graphs, found, evidence)
         self._prove(graphs, found)
@@ -199,6 +173,17 @@ class CertificateWatch:
         doubts = self._doubts(graphs, found, evidence)
         yield from self._issue(step, evidence, doubts)
         yield from self._refuse(step, doubts)
+
+    def look(self, step: int, evidence: Evidence) -> Iterator[CertificateRevoked]:
+        """Guard the claims by the numbers of a step whose graphs are not all there.
+
+        Nothing is proven without graphs, but gradients and weights may disprove what was. A step
+        with NaN or Inf does neither.
+        """
+        if evidence.finite:
+            before = () if self.outcome is None else self.outcome.graphs
+            found = self.owners = self._find_owners()
+            yield from self._guard(step, before, found, replace(evidence, accumulations=None))
 
     def _prove(self, graphs: Sequence[Graph], found: Mapping[int, Owner]) -> None:
         """Prove anew, unless all that the last outcome rests on is as it was."""
@@ -287,7 +272,7 @@ class CertificateWatch:
             key: (claim, place, rows, self.outcome.rates)
             for claim, place in self.outcome.claims
             if evidence.allows(claim)
-            for key, rows in _rows(claim)
+            for key, rows in rows_of(claim)
             if key not in self.live
         }
         doubts = broken(fresh, graphs, found, evidence, self.outcome.proofs)
@@ -309,7 +294,7 @@ class CertificateWatch:
 
     def _revoke_unproven(self, step: int) -> Iterator[CertificateRevoked]:
         assert self.outcome is not None  # noqa: S101 - set by the caller
-        proven = {key for claim, _ in self.outcome.claims for key in _keys(claim)}
+        proven = {key for claim, _ in self.outcome.claims for key in keys_of(claim)}
         # What is proven absorbing is more than what was claimed before.
         reasons = {}
         for key in self.live:
@@ -331,7 +316,7 @@ class CertificateWatch:
         assert self.outcome is not None  # noqa: S101 - set by the caller
         for claim, place in self.outcome.claims:
             fresh = []
-            for key, rows in _rows(claim):
+            for key, rows in rows_of(claim):
                 if key in self.live:
                     self.live[key].checks += 1
                 elif evidence.allows(claim) and key not in doubts:
@@ -378,19 +363,6 @@ class CertificateWatch:
             yield CertificateRefused(
                 step=step, layer=refusal.layer, units=tuple(fresh), reason=refusal.reason
             )
-
-
-def _keys(claim: Claim) -> list[Key]:
-    return [(claim.layer, claim.kind, claim.cls, unit) for unit in claim.units]
-
-
-def _rows(claim: Claim) -> list[tuple[Key, slice]]:
-    """Return each unit of a claim with its rows in the claim's place; heads have all of them."""
-    whole = claim.kind is UnitKind.HEAD
-    return [
-        (key, slice(None) if whole else slice(number, number + 1))
-        for number, key in enumerate(_keys(claim))
-    ]
 
 
 def _distinct(graphs: Sequence[Graph]) -> list[Graph]:

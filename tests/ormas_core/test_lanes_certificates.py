@@ -164,3 +164,19 @@ def test_steps_between_checks_do_not_count(every: int, start: Callable[..., Roun
     run.rounds(4 * every + 1)
     assert run.certified() == [("disc.0", (3,), "SGD")]
     assert (run.refused(), run.revoked()) == ([], [])
+
+
+def test_a_round_that_is_never_completed_is_guarded(start: Callable[[Pair], Rounds]) -> None:
+    """One side alone goes on; of the other side's loss nothing is known, of the weights enough."""
+    net = Pair()
+    net.close_disc(3)
+    run = start(net)
+    run.rounds(2)
+    for _ in range(3):
+        run.discriminate()
+    assert run.revoked() == []
+    with torch.no_grad():
+        net.disc[0].weight[3], net.disc[0].bias[3] = 0.5, 0.5
+    run.discriminate()
+    ((layer, units, _),) = run.revoked()
+    assert (layer, units) == ("disc.0", (3,))
