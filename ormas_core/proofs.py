@@ -153,6 +153,12 @@ class Proofs:
             yield Mechanism(
                 name=CERTIFICATES, state=MechanismState.UNOBSERVABLE, reason=self._failed
             )
+        elif self._proven and self._problem:
+            yield Mechanism(
+                name=CERTIFICATES,
+                state=MechanismState.PARTIAL,
+                reason=f"nothing new could be proven at the last check: {self._problem}",
+            )
         elif self._proven and self._has_optimizer:
             yield Mechanism(name=CERTIFICATES, state=MechanismState.ACTIVE)
         elif self._proven:

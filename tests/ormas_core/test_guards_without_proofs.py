@@ -10,6 +10,7 @@ from repair_support import CERTIFIED, sgd
 from run_support import Make, Run, started, write_gradient
 from torch import Tensor, nn
 
+from ormas_core import Manifest, MechanismState
 from ormas_core.certificates import candidates, live
 from ormas_core.certificates.candidates import structure
 from ormas_core.certificates.graph import GraphReader
@@ -51,6 +52,17 @@ def test_a_step_without_a_graph_may_disprove(
     run.accumulate(note=(False,))
     run.accumulate(note=(False,))
     assert run.revoked() == expected
+
+
+def test_that_proofs_have_ended_is_said(make: Make) -> None:
+    """A run whose losses are not shown any more does not pass for one that is proven to its end."""
+    run = started(make)
+    run.accumulate(note=(False,))
+    run.close()
+    *_, last = [event for event in run.news() if isinstance(event, Manifest)]
+    (line,) = [m for m in last.mechanisms if m.name == "certificates"]
+    assert line.state is MechanismState.PARTIAL
+    assert line.reason.endswith("no loss with a graph was given")
 
 
 def test_a_gradient_at_a_step_without_a_graph_revokes(make: Make) -> None:
