@@ -93,7 +93,7 @@ def test_a_training_from_a_checkpoint_goes_on_with_the_record(
     assert {start.run_id for start in starts} == {callback.monitor.run_id}
 
 
-def test_states_of_two_monitors_do_not_grow(tmp_path: Path) -> None:
+def test_case_36_states_of_two_monitors_do_not_grow(tmp_path: Path) -> None:
     """Different settings; saved at 10, resumed, saved at 20: an entry each, and its own."""
     folders = {"a": 1, "b": 4}
 
