@@ -11,8 +11,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["DO_NOT_TRACK"] = "true"
-# Tests run side by side; threads of their own would only wait for each other.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests run side by side; threads of their own would only wait for each other. One also adds up
+# numbers in the same order on every machine.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # A shell's background jobs ignore Ctrl-C, and so would what tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

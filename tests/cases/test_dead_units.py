@@ -4,7 +4,7 @@ Links: 27 github.com/keras-team/keras/issues/7057, github.com/keras-team/keras-c
 github.com/matterport/Mask_RCNN/pull/306.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,6 @@ PROVEN = (1, 4, 7)
 SILENT = (2, 9)
 BATCHES, ROWS = 32, 128
 """4,096 samples in all."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Net(nn.Module):

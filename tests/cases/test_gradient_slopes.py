@@ -3,7 +3,7 @@
 Link: github.com/modelscope/ms-swift/issues/6992.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +28,6 @@ from ormas_core import (
 
 STEPS = 16
 DEPTH = 40
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks as small as these are slower on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class LinearStack(nn.Module):

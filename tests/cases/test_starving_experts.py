@@ -3,11 +3,10 @@
 Link: github.com/ScienceOne-AI/DeepSeek-671B-SFT-Guide/issues/7.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from slope_support import VOCABULARY, language_loss, one_check
 from support import of
@@ -29,15 +28,6 @@ from ormas_core import (
 
 STEPS = 16
 DEPTH = 40
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Networks as small as these are slower on several threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Mixture(nn.Module):

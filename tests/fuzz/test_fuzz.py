@@ -1,9 +1,6 @@
 """The soundness fuzz in the ordinary run: some networks, and planted bugs that it must see."""
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 from fuzz import within
 from fuzz.attack import Tally, fuzz_one
 from fuzz.mutants import Mutant, every, hunt
@@ -30,14 +27,6 @@ SOME = {
     ("bounded sum", "nothing is rounded"),
 }
 """Planted bugs of the ordinary run; `make fuzz-mutants` has them all."""
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_no_attack_moves_what_is_proven() -> None:

@@ -22,14 +22,6 @@ from ormas_core.certificates import check_claim
 from ormas_core.claims import Claim, Condition
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @torch.no_grad()
 def close(net: Channels, *channels: int) -> None:
     """Close channels by a zero filter and a negative shift."""

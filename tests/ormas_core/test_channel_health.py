@@ -1,6 +1,6 @@
 """Channels out of use are counted by state, each level once, and silence is only an observation."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,14 +19,6 @@ from ormas_core import Channels as ChannelsEvent
 from ormas_core import ChannelsCleared, Status, describe
 
 Counts = tuple[int, int, int, int]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def still(net: nn.Module) -> torch.optim.SGD:

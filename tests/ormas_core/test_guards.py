@@ -1,6 +1,6 @@
 """Each guard of a certificate in force revokes it for its own reason, and only then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,14 +13,6 @@ from torch.optim import Optimizer
 from ormas_core import MonitorConfig
 
 Reasons = dict[tuple[int, ...], str]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(

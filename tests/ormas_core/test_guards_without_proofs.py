@@ -1,7 +1,6 @@
 """What becomes of certificates where a step proves nothing, or the engine cannot go on."""
 
 import gc
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,14 +14,6 @@ from ormas_core.certificates import candidates, live
 from ormas_core.certificates.candidates import structure
 from ormas_core.certificates.graph import GraphReader
 from ormas_core.certificates.rules import SETTINGS
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def open_by_shift(run: Run) -> None:

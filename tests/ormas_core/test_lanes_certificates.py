@@ -13,14 +13,6 @@ from ormas_core import Certificate, CertificateRefused, CertificateRevoked, Memo
 Found = list[tuple[str, tuple[int, ...], str]]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 class Pair(nn.Module):
     """A generator and a discriminator; the first loss of a round is about one of them only."""
 

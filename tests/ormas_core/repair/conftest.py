@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 
 from ormas_core import MemorySink, Monitor
 
@@ -13,10 +12,8 @@ Make = Callable[..., tuple[Monitor, MemorySink]]
 
 @pytest.fixture(name="make")
 def make_and_close(make: Make) -> Iterator[Make]:
-    """Make monitors as elsewhere, and close them; networks this small need no threads."""
+    """Make monitors as elsewhere, and close them."""
     made: list[Monitor] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
 
     def build(*args: Any, **options: Any) -> tuple[Monitor, MemorySink]:
         for earlier in made:
@@ -28,4 +25,3 @@ def make_and_close(make: Make) -> Iterator[Make]:
     yield build
     for monitor in made:
         monitor.close()
-    torch.set_num_threads(threads)
