@@ -3,7 +3,11 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import settings
 
 # Before any framework is imported: nothing is fetched and nothing is reported to anyone.
@@ -31,3 +35,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """W&B without a network, in the test's own folder, forgotten after it."""
+    import wandb
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    yield wandb
+    wandb.teardown()  # or the next test in this process writes to where this one did

@@ -155,15 +155,8 @@ def test_adam_in_eight_bits_cannot_be_certified_and_that_is_said(tmp_path: Path)
     assert any("Adam8bit" in reason for reason in reasons), reasons
 
 
-def test_wandb_offline_reports_beside_the_monitor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_offline_reports_beside_the_monitor(tmp_path: Path, offline_wandb: Any) -> None:
     """`report_to="wandb"` without a network: both work, and the record is complete."""
-    import wandb
-
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
     callback, sink = make(tmp_path)
     arguments = hf_arguments(
         tmp_path / "hf",
@@ -175,9 +168,9 @@ def test_wandb_offline_reports_beside_the_monitor(
     )
     try:
         hf_trainer(ToyNet(), arguments, [callback]).train()
-        assert wandb.run is not None
+        assert offline_wandb.run is not None
     finally:
-        wandb.finish()
+        offline_wandb.finish()
     assert len(of(sink, Measurement)) == 3
     assert verify_record(tmp_path / "run").complete
     assert list((tmp_path / "wandb").glob("offline-run-*"))

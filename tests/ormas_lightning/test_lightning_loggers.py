@@ -93,11 +93,11 @@ def test_mlflow_gets_them_through_lightnings_logger(tmp_path: Path) -> None:
     assert [point.step for point in history] == [0, 2, 4, 6]
 
 
-def test_wandb_gets_them_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("offline_wandb")
+def test_wandb_gets_them_offline(tmp_path: Path) -> None:
     """Through `WandbLogger`, without a network."""
     from lightning.pytorch.loggers import WandbLogger
 
-    monkeypatch.setenv("WANDB_SILENT", "true")
     logger = WandbLogger(save_dir=str(tmp_path), offline=True, project="ours")
     callback, sink = make(tmp_path, to_loggers=True)
     try:
