@@ -4,6 +4,7 @@ import argparse
 import collections
 import subprocess
 import sys
+import types
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -155,9 +156,10 @@ def test_objects_beside_the_weights_are_named_and_not_made(tmp_path: Path) -> No
     assert "argparse.Namespace" in details(found)
 
 
-def test_paths_among_the_settings_are_objects_and_no_danger(tmp_path: Path) -> None:
-    """Only to name a file; a method of a path that is asked for by its name is one."""
-    torch.save({"state_dict": {"w": torch.ones(2)}, "data": Path("here")}, tmp_path / "w.pt")
+@pytest.mark.parametrize("setting", [Path("here"), types.SimpleNamespace(lr=1)])
+def test_settings_that_hold_values_are_objects_and_no_danger(setting: Any, tmp_path: Path) -> None:
+    """Such as the name of a file; a method of a path that is asked for by its name is one."""
+    torch.save({"state_dict": {"w": torch.ones(2)}, "data": setting}, tmp_path / "w.pt")
     assert codes(open_checkpoint(tmp_path / "w.pt")) == ["refused-objects"]
     raw = b"\x80\x04\x8c\x07pathlib\x8c\x0aPath.touch\x93\x8c\x04true\x85R."
     (tmp_path / "x.pt").write_bytes(raw)
